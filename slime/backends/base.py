@@ -1,0 +1,70 @@
+"""The `Trainer` interface: what a training backend does, in terms that a laptop and a cluster share.
+
+Knows samples, advantages and metrics; knows nothing of engines, Ray or where rollouts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from slime.train.batch import TrainSample
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One row of an optimizer step.
+
+    Attributes:
+        advantages, old_log_probs, ref_log_probs: one per response token. `old_log_probs` None means that the
+            step is exactly on-policy and the current log-probs, detached, are the old ones.
+        weight: factor on the sum of this row's masked token losses. Weights are computed over the whole step
+            before packing, so the loss of the step is the plain sum over rows and does not depend on cuts.
+    """
+
+    sample: TrainSample
+    advantages: tuple[float, ...]
+    weight: float
+    old_log_probs: tuple[float, ...] | None = None
+    ref_log_probs: tuple[float, ...] | None = None
+
+
+class Trainer(Protocol):
+    """A model under training."""
+
+    def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[list[float]]:
+        """Log-probs of the response tokens, one list a sample, under the current or the reference model."""
+        ...
+
+    def step(self, rows: Sequence[StepRow]) -> dict[str, float]:
+        """One optimizer step over all rows; returns metrics (``train/...`` names without the prefix)."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Current weights by Hugging Face name, tied weights once."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer, schedule and RNG state below `folder`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Inverse of `save`."""
+        ...
+
+    def save_hf(self, folder: Path) -> None:
+        """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included."""
+        ...
+
+    def sleep(self) -> None:
+        """Give up everything that a rollout phase does not need: gradients, caches, threads."""
+        ...
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        ...

@@ -1,0 +1,264 @@
+"""The flag table: every flag that slime has, with type, range, default and meaning, by section.
+
+A section is the typed value that our own code receives; field names are the names on `args`.
+A flag stands here only when it works. Knows nothing of parsing, files or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config.flags import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Model folder, checkpoints and what is saved when."""
+
+    hf_checkpoint: str | None = flag(None, "Hugging Face model folder: tokenizer, config, weights", "str")
+    ref_load: str | None = flag(None, "folder of the reference model (default: --hf-checkpoint)", "str")
+    load: str | None = flag(None, "checkpoint folder to resume from", "str")
+    save: str | None = flag(None, "folder for checkpoints", "str")
+    save_interval: int | None = flag(
+        None, "save every N rollouts (default: at the end only)", "int", at_least=1
+    )
+    save_hf: str | None = flag(None, "folder for a Hugging Face export; {rollout_id} is filled in", "str")
+    no_save_optim: bool = flag(False, "leave the optimizer state out of checkpoints", "switch")
+    start_rollout_id: int | None = flag(
+        None, "first rollout id (default: the checkpoint's + 1)", "int", at_least=0
+    )
+    seed: int = flag(1234, "seed of the training process", "int", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Prompts, and how many of them make a rollout and a step."""
+
+    prompt_data: str | None = flag(None, "prompt file, .jsonl or .parquet; path@[a:b] takes a slice", "str")
+    input_key: str = flag("input", "row key of the prompt", "str")
+    label_key: str | None = flag(None, "row key of the label", "str")
+    metadata_key: str = flag("metadata", "row key of the metadata", "str")
+    tool_key: str = flag("tools", "row key of the tools", "str")
+    apply_chat_template: bool = flag(False, "render prompts with the chat template at load", "switch")
+    apply_chat_template_kwargs: dict[str, Any] = flag({}, "JSON keyword arguments of the template", "json")
+    rollout_global_dataset: bool = flag(
+        True,
+        "no built-in data set; the rollout function makes its own prompts",
+        "switch",
+        name="disable-rollout-global-dataset",
+        negated=True,
+    )
+    data_source_path: str = flag(
+        "slime.rollout.data_source.RolloutDataSourceWithBuffer", "data source class", "str"
+    )
+    buffer_filter_path: str | None = flag(None, "function that takes groups out of the buffer", "str")
+    rollout_shuffle: bool = flag(False, "shuffle the prompts in every epoch", "switch")
+    rollout_seed: int = flag(42, "seed of shuffling and of the sampling seeds", "int", at_least=0)
+    num_rollout: int | None = flag(None, "number of rollout steps", "int", at_least=0)
+    num_epoch: int | None = flag(None, "passes over the data; gives --num-rollout", "int", at_least=1)
+    rollout_batch_size: int | None = flag(None, "prompts per rollout step", "int", at_least=1)
+    n_samples_per_prompt: int = flag(1, "rollouts per prompt (the size of a group)", "int", at_least=1)
+    global_batch_size: int | None = flag(None, "rollouts per optimizer step", "int", at_least=1)
+    num_steps_per_rollout: int | None = flag(
+        None, "optimizer steps per rollout step; gives --global-batch-size", "int", at_least=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """Generation: sampling, limits, scheduling and the hooks around it."""
+
+    rollout_function_path: str = flag(
+        "slime.rollout.sglang_rollout.generate_rollout", "the rollout function", "str"
+    )
+    custom_generate_function_path: str | None = flag(None, "generate hook, per sample", "str")
+    rollout_sample_hook_path: list[str] = flag([], "hook after generation, before reward", "append")
+    rollout_temperature: float = flag(
+        1.0, "sampling temperature; divides the training logits too", "float", above=0
+    )
+    rollout_top_p: float = flag(1.0, "nucleus sampling mass", "float", above=0, at_most=1)
+    rollout_top_k: int = flag(-1, "sample among the k likeliest; -1 is all", "int", at_least=-1)
+    rollout_max_context_len: int | None = flag(None, "most tokens of prompt and response", "int", at_least=2)
+    rollout_max_prompt_len: int | None = flag(None, "drop longer prompts at load", "int", at_least=1)
+    rollout_max_response_len: int | None = flag(None, "most new tokens of a response", "int", at_least=1)
+    rollout_skip_special_tokens: bool = flag(False, "leave special tokens out of the text", "switch")
+    rollout_stop: list[str] | None = flag(None, "stop strings", "strs")
+    rollout_stop_token_ids: list[int] | None = flag(None, "stop token ids", "ints")
+    over_sampling_batch_size: int | None = flag(
+        None, "prompts in flight while a batch fills (default: --rollout-batch-size)", "int", at_least=1
+    )
+    dynamic_sampling_filter_path: str | None = flag(None, "keep or drop a finished group", "str")
+    rollout_sample_filter_path: str | None = flag(
+        None, "mark samples of the full batch out of the loss", "str"
+    )
+    rollout_all_samples_process_path: str | None = flag(
+        None, "sees all groups of a rollout, filtered ones too", "str"
+    )
+    sglang_server_concurrency: int = flag(512, "most requests in flight at one engine", "int", at_least=1)
+    rollout_timeout: float = flag(1800.0, "deadline of one rollout in seconds", "float", above=0)
+    max_failed_rollout_ratio: float = flag(
+        0.5, "stop when more than this share of a step's rollouts failed", "float", at_least=0, at_most=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Where rewards come from."""
+
+    rm_type: str | None = flag(None, "built-in reward: math, f1, random, remote_rm; boxed_ before it", "str")
+    custom_rm_path: str | None = flag(None, "reward hook", "str")
+    group_rm: bool = flag(False, "reward a whole group in one call", "switch")
+    rm_url: str | None = flag(None, "URL of the remote reward", "str")
+    reward_key: str | None = flag(None, "key of the scalar in a reward dict", "str")
+    eval_reward_key: str | None = flag(None, "the same in evaluation", "str")
+    reward_timeout: float = flag(60.0, "deadline of one reward in seconds", "float", above=0)
+    reward_num_workers: int = flag(1, "processes that check built-in rewards", "int", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation data sets and sampling; unset values are those of the rollout."""
+
+    eval_function_path: str | None = flag(None, "eval function (default: the rollout function)", "str")
+    eval_interval: int | None = flag(None, "evaluate every N rollouts", "int", at_least=1)
+    eval_prompt_data: list[str] | None = flag(None, "pairs: name path name path ...", "strs")
+    eval_config: str | None = flag(None, "YAML with eval.defaults and eval.datasets", "str")
+    skip_eval_before_train: bool = flag(False, "no evaluation before the first step", "switch")
+    eval_input_key: str | None = flag(None, "row key of the prompt", "str")
+    eval_label_key: str | None = flag(None, "row key of the label", "str")
+    eval_tool_key: str | None = flag(None, "row key of the tools", "str")
+    n_samples_per_eval_prompt: int = flag(1, "samples per prompt", "int", at_least=1)
+    eval_temperature: float | None = flag(None, "sampling temperature; 0 is greedy", "float", at_least=0)
+    eval_top_p: float | None = flag(None, "nucleus sampling mass", "float", above=0, at_most=1)
+    eval_top_k: int | None = flag(None, "sample among the k likeliest", "int", at_least=-1)
+    eval_max_response_len: int | None = flag(None, "most new tokens", "int", at_least=1)
+    eval_max_prompt_len: int | None = flag(None, "drop longer prompts at load", "int", at_least=1)
+    eval_min_new_tokens: int | None = flag(None, "fewest new tokens", "int", at_least=0)
+    eval_max_context_len: int | None = flag(None, "most tokens of prompt and response", "int", at_least=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """From rewards to the loss."""
+
+    advantage_estimator: str = flag("grpo", "how rewards become advantages", "str", choices=["grpo"])
+    rewards_normalization: bool = flag(
+        True, "use raw rewards as advantages", "switch", name="disable-rewards-normalization", negated=True
+    )
+    grpo_std_normalization: bool = flag(
+        True,
+        "only centre rewards, do not scale them (Dr.GRPO)",
+        "switch",
+        name="disable-grpo-std-normalization",
+        negated=True,
+    )
+    eps_clip: float = flag(0.2, "lower clip of the probability ratio", "float", at_least=0, at_most=1)
+    eps_clip_high: float | None = flag(None, "upper clip (default: --eps-clip)", "float", at_least=0)
+    eps_clip_c: float | None = flag(None, "dual clip constant", "float", above=1)
+    use_kl_loss: bool = flag(False, "add a KL term to the loss", "switch")
+    kl_loss_coef: float = flag(0.0, "weight of the KL term", "float", at_least=0)
+    kl_loss_type: str = flag("k1", "KL estimator", "str", choices=["k1", "k2", "k3", "low_var_kl"])
+    use_unbiased_kl: bool = flag(False, "weight the KL estimate by the probability ratio", "switch")
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus", "float", at_least=0)
+    calculate_per_token_loss: bool = flag(False, "mean over tokens instead of rollouts", "switch")
+    use_rollout_logprobs: bool = flag(False, "take the engine's log-probs as the old policy", "switch")
+    use_tis: bool = flag(False, "truncated importance weights for the engine-trainer gap", "switch")
+    tis_clip: float = flag(2.0, "upper bound of the weight", "float", above=0)
+    tis_clip_low: float = flag(0.0, "lower bound of the weight", "float", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Optimizer, precision and micro-batches."""
+
+    train_backend: str = flag("torch", "trainer", "str", choices=["torch"])
+    train_precision: str = flag(
+        "auto",
+        "auto is bfloat16 autocast where the hardware is faster with it, else float32",
+        "str",
+        choices=["auto", "float32", "bfloat16"],
+    )
+    lr: float = flag(1e-6, "learning rate", "float", at_least=0)
+    min_lr: float = flag(0.0, "learning rate at the end of a cosine decay", "float", at_least=0)
+    lr_decay_style: str = flag("constant", "schedule after warm-up", "str", choices=["constant", "cosine"])
+    lr_warmup_iters: int = flag(0, "steps of linear warm-up", "int", at_least=0)
+    lr_decay_iters: int | None = flag(None, "steps until --min-lr (default: all)", "int", at_least=1)
+    weight_decay: float = flag(0.01, "AdamW weight decay", "float", at_least=0)
+    adam_beta1: float = flag(0.9, "AdamW first moment decay", "float", at_least=0, at_most=1)
+    adam_beta2: float = flag(0.999, "AdamW second moment decay", "float", at_least=0, at_most=1)
+    adam_eps: float = flag(1e-8, "AdamW epsilon", "float", above=0)
+    clip_grad: float = flag(1.0, "gradient norm clip; 0 is off", "float", at_least=0)
+    micro_batch_size: int = flag(1, "samples per micro-batch", "int", at_least=1)
+    use_dynamic_batch_size: bool = flag(False, "fill micro-batches up to --max-tokens-per-gpu", "switch")
+    max_tokens_per_gpu: int | None = flag(None, "tokens per micro-batch", "int", at_least=1)
+    log_probs_chunk_size: int = flag(
+        -1, "tokens whose logits are held at once; -1 chooses", "int", at_least=-1
+    )
+    train_num_threads: int | None = flag(
+        None, "CPU threads of training (default: all cores)", "int", at_least=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The embedded engine. On the command line of `slime train` these carry the prefix ``--engine-``."""
+
+    host: str = flag("127.0.0.1", "address to listen on", "str")
+    port: int | None = flag(
+        None,
+        "port (default: a free one in training, 30000 in `slime serve`)",
+        "int",
+        at_least=0,
+        at_most=65535,
+    )
+    dtype: str = flag("float32", "dtype of weights and cache", "str", choices=["float32", "bfloat16"])
+    max_running_requests: int = flag(64, "requests decoded together", "int", at_least=1)
+    max_total_tokens: int | None = flag(
+        None,
+        "tokens of key-value cache, live and kept for reuse (default: by free memory)",
+        "int",
+        at_least=16,
+    )
+    chunked_prefill_size: int = flag(2048, "prompt tokens of one forward pass", "int", at_least=1)
+    context_length: int | None = flag(
+        None, "most tokens of a request (default: the model's)", "int", at_least=2
+    )
+    num_threads: int | None = flag(None, "CPU threads of generation (default: all cores)", "int", at_least=1)
+    served_model_name: str | None = flag(None, "name in /v1/models (default: the model path)", "str")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a run writes, what it shows, and debugging modes."""
+
+    run_dir: str | None = flag(None, "folder of metrics, logs and dumps (default: runs/<time>)", "str")
+    use_tensorboard: bool = flag(True, "write metrics to TensorBoard too", "tri")
+    tb_project_name: str | None = flag(None, "TensorBoard folder (default: <run-dir>/tensorboard)", "str")
+    tb_experiment_name: str | None = flag(None, "folder below it", "str")
+    custom_rollout_log_function_path: str | None = flag(None, "logging hook of rollouts", "str")
+    custom_eval_rollout_log_function_path: str | None = flag(None, "logging hook of evaluations", "str")
+    debug_rollout_only: bool = flag(False, "generate without training", "switch")
+    debug_train_only: bool = flag(False, "train without an engine, from --load-debug-rollout-data", "switch")
+    save_debug_rollout_data: str | None = flag(
+        None, "file for each rollout's samples, .jsonl; {rollout_id} is filled in", "str"
+    )
+    load_debug_rollout_data: str | None = flag(
+        None, "train from such files; implies --debug-train-only", "str"
+    )
+    startup_check: bool = flag(True, "compare engine and trainer log-probs before the first step", "tri")
+    custom_config_path: str | None = flag(None, "YAML of your own keys, for your hooks, on args", "str")
+
+
+SECTIONS: dict[str, tuple[type, str]] = {
+    "model": (ModelConfig, ""),
+    "data": (DataConfig, ""),
+    "rollout": (RolloutConfig, ""),
+    "reward": (RewardConfig, ""),
+    "eval": (EvalConfig, ""),
+    "algorithm": (AlgorithmConfig, ""),
+    "train": (TrainConfig, ""),
+    "engine": (EngineConfig, "engine-"),
+    "run": (RunConfig, ""),
+}
+"""Section name -> (class, prefix of its flags)."""

@@ -1,0 +1,46 @@
+"""What training is given: one `TrainSample` a token row, carrying its ids.
+
+Invariant: statistics, weights and baselines come from `group_index` and `rollout_id`, never from order.
+Torch-free; knows nothing of hooks, engines or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSample:
+    """One row. Per-token tuples cover the last `response_length` of `tokens`.
+
+    Attributes:
+        index: sample id; unique in the batch.
+        rollout_id: execution that made it; siblings share it and count once.
+        group_index: prompt group whose rollouts are each other's baseline.
+        loss_mask: 1 where the policy sampled the token and it trains.
+        rollout_log_probs: natural log-probs under the sampling distribution, or None when not recorded.
+        reward: the rollout's scalar reward.
+        votes: False takes the row out of baselines and out of the loss (failed, aborted, removed).
+        policy_version: weight version that sampled it first.
+    """
+
+    index: int
+    rollout_id: int
+    group_index: int
+    tokens: tuple[int, ...]
+    response_length: int
+    loss_mask: tuple[int, ...]
+    rollout_log_probs: tuple[float, ...] | None
+    reward: float
+    votes: bool = True
+    policy_version: int = 0
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the response."""
+        return len(self.tokens) - self.response_length
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens with mask 1."""
+        return sum(self.loss_mask) if self.votes else 0

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -72,7 +72,9 @@ class PrefixCacheInfo:
         return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
 
 
-_Spec, _Prefix = SpecInfo, PrefixCacheInfo  # inside Sample the plain names are its public aliases
+# Inside Sample the plain names are its public aliases.
+_Spec: TypeAlias = SpecInfo
+_Prefix: TypeAlias = PrefixCacheInfo
 _FINISH_STATUS = {
     "length": SampleStatus.TRUNCATED,
     "abort": SampleStatus.ABORTED,

@@ -75,7 +75,7 @@ class RolloutConfig:
     custom_generate_function_path: str | None = flag(None, "generate hook, per sample", "str")
     rollout_sample_hook_path: list[str] = flag([], "hook after generation, before reward", "append")
     rollout_temperature: float = flag(
-        1.0, "sampling temperature; divides the training logits too", "float", above=0
+        1.0, "sampling temperature; divides the training logits too", "float", at_least=0
     )
     rollout_top_p: float = flag(1.0, "nucleus sampling mass", "float", above=0, at_most=1)
     rollout_top_k: int = flag(-1, "sample among the k likeliest; -1 is all", "int", at_least=-1)
@@ -255,7 +255,7 @@ SECTIONS: dict[str, tuple[type, str]] = {
     "data": (DataConfig, ""),
     "rollout": (RolloutConfig, ""),
     "reward": (RewardConfig, ""),
-    "eval": (EvalConfig, ""),
+    "evaluation": (EvalConfig, ""),
     "algorithm": (AlgorithmConfig, ""),
     "train": (TrainConfig, ""),
     "engine": (EngineConfig, "engine-"),

@@ -1,0 +1,110 @@
+"""Configuration: flags in, one frozen `Config` out.
+
+Public: `Config`, `load_config`. Sections are what our own code receives; `Config.args` is what hooks get.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slime.config.args_view import ArgsView
+from slime.config.parse import all_flags, parse_values
+from slime.config.plan import Plan, make_plan
+from slime.config.sections import (
+    SECTIONS,
+    AlgorithmConfig,
+    DataConfig,
+    EngineConfig,
+    EvalConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+)
+from slime.config.validate import Problem, validate
+from slime.errors import ConfigError
+
+__all__ = ["Config", "load_config"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All sections, the user's own keys, and the warnings of validation."""
+
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    reward: RewardConfig
+    evaluation: EvalConfig
+    algorithm: AlgorithmConfig
+    train: TrainConfig
+    engine: EngineConfig
+    run: RunConfig
+    user: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[Problem, ...] = ()
+
+    @property
+    def train_only(self) -> bool:
+        """Whether rollouts come from files instead of an engine."""
+        return self.run.debug_train_only or self.run.load_debug_rollout_data is not None
+
+    def plan(self, prompts_in_data: int | None, first_rollout_step: int = 0) -> Plan:
+        """The derived quantities; see `make_plan`."""
+        return make_plan(self.data, self.rollout, self.evaluation, prompts_in_data, first_rollout_step)
+
+    def args(self, **derived: Any) -> ArgsView:
+        """The view that hooks get: every flag by dest, `derived` values, and the user's keys."""
+        values: dict[str, Any] = {}
+        for name, (_, prefix) in SECTIONS.items():
+            section = getattr(self, name)
+            for item in dataclasses.fields(section):
+                values[prefix.replace("-", "_") + item.name] = getattr(section, item.name)
+        values["over_sampling_batch_size"] = (
+            self.rollout.over_sampling_batch_size or self.data.rollout_batch_size
+        )
+        return ArgsView(values | derived, self.user)
+
+
+def load_config(argv: list[str], prog: str = "slime train") -> Config:
+    """Parse, type and validate a command line (with its ``--config`` file).
+
+    Raises:
+        ConfigError: anything that cannot run; see parse.py and validate.py.
+    """
+    values, given = parse_values(argv, all_flags(), prog)
+    sections = {name: _build(cls, prefix, values) for name, (cls, prefix) in SECTIONS.items()}
+    config = Config(**sections, user=_user_keys(values["custom_config_path"], values))
+    return dataclasses.replace(config, warnings=tuple(validate(config, given)))
+
+
+def _build(section: Callable[..., Any], prefix: str, values: Mapping[str, Any]) -> Any:
+    start = prefix.replace("-", "_")
+    names = [item.name for item in dataclasses.fields(section)]  # type: ignore[arg-type]
+    return section(**{name: values[start + name] for name in names})
+
+
+def _user_keys(path: str | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of ``--custom-config-path``: keys of the user's own, never flags."""
+    if path is None:
+        return {}
+    try:
+        keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", place="--custom-config-path") from error
+    if not isinstance(keys, dict):
+        raise ConfigError(f"{path} must be a mapping", place="--custom-config-path")
+    clash = sorted(key for key in keys if key in values)
+    if clash:
+        raise ConfigError(
+            f"{path} sets flags: {', '.join(clash)}",
+            place="--custom-config-path",
+            remedy="set flags on the command line or in --config; keep only your own keys here",
+        )
+    return keys

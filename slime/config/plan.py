@@ -1,0 +1,107 @@
+"""The plan: everything that follows from the flags, computed once, in units that are named.
+
+Invariant: no other module derives a batch quantity from flags again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slime.config.sections import DataConfig, EvalConfig, RolloutConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Derived quantities of a run; the unit is in each name."""
+
+    prompts_in_data: int | None
+    prompts_per_rollout_step: int
+    rollouts_per_prompt: int
+    rollouts_per_rollout_step: int
+    rollouts_per_optimizer_step: int
+    optimizer_steps_per_rollout_step: int
+    rollout_steps: int
+    first_rollout_step: int
+    optimizer_steps: int
+    response_tokens_per_rollout_step: int | None
+    evaluations: int
+
+    def lines(self) -> list[str]:
+        """The plan as a person reads it."""
+        data = "made by the rollout function" if self.prompts_in_data is None else f"{self.prompts_in_data}"
+        cap = self.response_tokens_per_rollout_step
+        return [
+            f"prompts in the data     {data}",
+            f"a rollout step          {self.prompts_per_rollout_step} prompts x {self.rollouts_per_prompt} = "
+            f"{self.rollouts_per_rollout_step} rollouts"
+            + ("" if cap is None else f", at most {cap:,} response tokens"),
+            f"an optimizer step       {self.rollouts_per_optimizer_step} rollouts; "
+            f"{self.optimizer_steps_per_rollout_step} per rollout step",
+            f"the run                 {self.rollout_steps} rollout steps, "
+            f"{self.optimizer_steps} optimizer steps"
+            + (f", from step {self.first_rollout_step}" if self.first_rollout_step else ""),
+            f"evaluations             {self.evaluations}",
+        ]
+
+
+def make_plan(
+    data: DataConfig,
+    rollout: RolloutConfig,
+    evaluation: EvalConfig,
+    prompts_in_data: int | None,
+    first_rollout_step: int,
+) -> Plan:
+    """Derive the plan from validated sections.
+
+    Args:
+        prompts_in_data: rows of the prompt data, or None without a data set.
+        first_rollout_step: step to start from; after a checkpoint, its step + 1.
+    """
+    prompts = data.rollout_batch_size or 0
+    rollouts = prompts * data.n_samples_per_prompt
+    per_step = rollouts_per_optimizer_step(data)
+    steps_each = math.ceil(rollouts / per_step) if per_step else 0
+    rollout_steps = _rollout_steps(data, prompts_in_data)
+    remaining = max(rollout_steps - first_rollout_step, 0)
+    cap = rollout.rollout_max_response_len
+    return Plan(
+        prompts_in_data=prompts_in_data,
+        prompts_per_rollout_step=prompts,
+        rollouts_per_prompt=data.n_samples_per_prompt,
+        rollouts_per_rollout_step=rollouts,
+        rollouts_per_optimizer_step=per_step,
+        optimizer_steps_per_rollout_step=steps_each,
+        rollout_steps=rollout_steps,
+        first_rollout_step=first_rollout_step,
+        optimizer_steps=remaining * steps_each,
+        response_tokens_per_rollout_step=None if cap is None else rollouts * cap,
+        evaluations=len(evaluation_steps(evaluation, first_rollout_step, rollout_steps)),
+    )
+
+
+def rollouts_per_optimizer_step(data: DataConfig) -> int:
+    """``--global-batch-size``, or what ``--num-steps-per-rollout`` makes of it, or all rollouts."""
+    rollouts = (data.rollout_batch_size or 0) * data.n_samples_per_prompt
+    if data.global_batch_size is not None:
+        return data.global_batch_size
+    return math.ceil(rollouts / (data.num_steps_per_rollout or 1))
+
+
+def evaluation_steps(evaluation: EvalConfig, first: int, last: int) -> list[int]:
+    """Numbers of finished rollout steps at which an evaluation runs: before, on the interval, at the end."""
+    if not (evaluation.eval_prompt_data or evaluation.eval_config):
+        return []
+    every = evaluation.eval_interval
+    steps = {done for done in range(first + 1, last + 1) if every and done % every == 0}
+    steps |= {last} if last > first else set()
+    steps |= set() if evaluation.skip_eval_before_train else {first}
+    return sorted(steps)
+
+
+def _rollout_steps(data: DataConfig, prompts_in_data: int | None) -> int:
+    if data.num_rollout is not None:
+        return data.num_rollout
+    if data.num_epoch is None or prompts_in_data is None or not data.rollout_batch_size:
+        return 0
+    return math.ceil(prompts_in_data * data.num_epoch / data.rollout_batch_size)

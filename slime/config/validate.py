@@ -1,0 +1,236 @@
+"""Checks across flags: contradictory, unused, cannot learn, missing files.
+
+Each check is one small function that yields problems; all problems of a configuration are reported together.
+Runs before a model loads; knows nothing of torch, engines or hooks' contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime.config.plan import rollouts_per_optimizer_step
+from slime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime.config import Config
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, and what to do about it; a warning lets the run go on."""
+
+    flag: str
+    message: str
+    remedy: str
+    warning: bool = False
+
+
+Check = Callable[["Config", frozenset[str]], Iterator[Problem]]
+
+
+def validate(config: Config, given: frozenset[str]) -> list[Problem]:
+    """Run all checks; `given` holds the dests that the user set. Returns the warnings.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    problems = [problem for check in CHECKS for problem in check(config, given)]
+    errors = [problem for problem in problems if not problem.warning]
+    if errors:
+        text = "\n".join(f"  {p.flag}: {p.message}\n    remedy: {p.remedy}" for p in errors)
+        count = "one problem" if len(errors) == 1 else f"{len(errors)} problems"
+        raise ConfigError(f"this configuration cannot run ({count})\n{text}")
+    return [problem for problem in problems if problem.warning]
+
+
+def _required(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    data = config.data
+    if config.model.hf_checkpoint is None:
+        yield Problem("--hf-checkpoint", "is required", "name a Hugging Face model folder")
+    if data.rollout_batch_size is None:
+        yield Problem("--rollout-batch-size", "is required", "prompts per rollout step, e.g. 8")
+    if data.num_rollout is None and data.num_epoch is None:
+        yield Problem("--num-rollout", "is required", "rollout steps to run, or give --num-epoch")
+    if data.rollout_global_dataset and data.prompt_data is None and not config.train_only:
+        yield Problem(
+            "--prompt-data", "is required", "a .jsonl or .parquet file, or --disable-rollout-global-dataset"
+        )
+    if config.rollout.rollout_max_response_len is None and not config.train_only:
+        yield Problem("--rollout-max-response-len", "is required", "the most new tokens of a response")
+
+
+def _files_exist(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    model, data = config.model, config.data
+    for name, folder in (("--hf-checkpoint", model.hf_checkpoint), ("--ref-load", model.ref_load)):
+        if folder is not None and not (Path(folder) / "config.json").is_file():
+            what = "has no config.json" if Path(folder).is_dir() else "is not there"
+            yield Problem(
+                name, f"model folder {folder!r} {what}", "`slime convert` makes one from a GGUF file"
+            )
+    files = [("--prompt-data", data.prompt_data), ("--eval-config", config.evaluation.eval_config)]
+    files += [("--eval-prompt-data", path) for path in (config.evaluation.eval_prompt_data or [])[1::2]]
+    for name, file in files:
+        if file is not None and not Path(file.split("@[")[0]).is_file():
+            yield Problem(
+                name, f"file {file!r} is not there", "check the path; it is relative to where you are"
+            )
+    if model.load is not None and not Path(model.load).is_dir():
+        yield Problem(
+            "--load", f"checkpoint folder {model.load!r} is not there", "leave it out to start anew"
+        )
+
+
+def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    data, rollout, run = config.data, config.rollout, config.run
+    for first, second in (
+        ("num_rollout", "num_epoch"),
+        ("global_batch_size", "num_steps_per_rollout"),
+        ("debug_rollout_only", "debug_train_only"),
+        ("debug_rollout_only", "load_debug_rollout_data"),
+    ):
+        if first in given and second in given:
+            names = _dashed(first), _dashed(second)
+            yield Problem(names[0], f"contradicts {names[1]}", "give one of them")
+    if run.debug_train_only and run.load_debug_rollout_data is None:
+        yield Problem("--debug-train-only", "has nothing to train on", "give --load-debug-rollout-data")
+    rollouts = (data.rollout_batch_size or 0) * data.n_samples_per_prompt
+    per_step = rollouts_per_optimizer_step(data)
+    if rollouts and per_step > rollouts:
+        yield Problem(
+            "--global-batch-size",
+            f"a step of {per_step} rollouts is never full: a rollout step makes {rollouts}",
+            "lower it, or raise --rollout-batch-size or --n-samples-per-prompt",
+        )
+    over = rollout.over_sampling_batch_size
+    if over is not None and data.rollout_batch_size is not None and over < data.rollout_batch_size:
+        yield Problem(
+            "--over-sampling-batch-size",
+            f"{over} is below --rollout-batch-size {data.rollout_batch_size}",
+            "it counts the prompts in flight and must be at least as many",
+        )
+    context, response = rollout.rollout_max_context_len, rollout.rollout_max_response_len
+    if context is not None and response is not None and response >= context:
+        yield Problem(
+            "--rollout-max-response-len",
+            f"{response} leaves no room for a prompt in --rollout-max-context-len {context}",
+            "lower it or raise the context",
+        )
+
+
+def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    algorithm, train = config.algorithm, config.train
+    has_eval = bool(config.evaluation.eval_prompt_data or config.evaluation.eval_config)
+    rules = [
+        ("kl_loss_coef", algorithm.use_kl_loss, "--use-kl-loss"),
+        ("kl_loss_type", algorithm.use_kl_loss, "--use-kl-loss"),
+        ("use_unbiased_kl", algorithm.use_kl_loss, "--use-kl-loss"),
+        ("ref_load", algorithm.use_kl_loss, "--use-kl-loss"),
+        ("tis_clip", algorithm.use_tis, "--use-tis"),
+        ("tis_clip_low", algorithm.use_tis, "--use-tis"),
+        ("grpo_std_normalization", algorithm.rewards_normalization, "reward normalisation"),
+        ("max_tokens_per_gpu", train.use_dynamic_batch_size, "--use-dynamic-batch-size"),
+        (
+            "micro_batch_size",
+            not train.use_dynamic_batch_size,
+            "a static batch (no --use-dynamic-batch-size)",
+        ),
+        ("min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
+        ("lr_decay_iters", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
+        ("save_interval", config.model.save is not None or config.model.save_hf is not None, "--save"),
+        ("no_save_optim", config.model.save is not None, "--save"),
+        ("eval_interval", has_eval, "--eval-prompt-data"),
+        ("skip_eval_before_train", has_eval, "--eval-prompt-data"),
+        ("rm_url", "remote_rm" in (config.reward.rm_type or "remote_rm"), "--rm-type remote_rm"),
+        ("label_key", config.data.prompt_data is not None or config.train_only, "--prompt-data"),
+        ("tb_project_name", config.run.use_tensorboard, "--use-tensorboard"),
+        ("tb_experiment_name", config.run.use_tensorboard, "--use-tensorboard"),
+    ]
+    for dest, used, needs in rules:
+        if dest in given and not used:
+            yield Problem(_dashed(dest), f"has no effect without {needs}", "leave it out, or set both")
+
+
+def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    train, reward, pairs = config.train, config.reward, config.evaluation.eval_prompt_data
+    if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
+        yield Problem(
+            "--use-dynamic-batch-size", "needs --max-tokens-per-gpu", "tokens of a micro-batch, e.g. 4096"
+        )
+    if reward.rm_type is not None and "remote_rm" in reward.rm_type and reward.rm_url is None:
+        yield Problem("--rm-type", "remote_rm needs --rm-url", "the URL that scores a response")
+    if pairs is not None and len(pairs) % 2:
+        yield Problem(
+            "--eval-prompt-data",
+            f"takes pairs of name and path, got {len(pairs)} words",
+            "name path name path",
+        )
+
+
+def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    if config.run.debug_rollout_only or (config.data.num_rollout == 0):
+        return
+    data, rollout, algorithm = config.data, config.rollout, config.algorithm
+    if rollout.rollout_temperature == 0 or rollout.rollout_top_k == 1:
+        yield Problem(
+            "--rollout-temperature" if rollout.rollout_temperature == 0 else "--rollout-top-k",
+            "cannot learn: greedy rollouts of a group are all alike, so every advantage is 0",
+            "sample, e.g. --rollout-temperature 1.0",
+        )
+    if data.n_samples_per_prompt == 1 and algorithm.rewards_normalization:
+        yield Problem(
+            "--n-samples-per-prompt",
+            "cannot learn: with one rollout a group its own reward is the baseline, so every advantage is 0",
+            "at least 2, better 8; or --disable-rewards-normalization",
+        )
+    if config.train.lr == 0:
+        yield Problem("--lr", "cannot learn: the learning rate is 0", "e.g. 1e-6")
+    if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
+        yield Problem("--use-kl-loss", "has no effect: --kl-loss-coef is 0", "e.g. --kl-loss-coef 0.001")
+    if config.reward.rm_type == "random":
+        yield Problem("--rm-type", "random rewards teach nothing", "for trying out only", warning=True)
+
+
+def _doubtful(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    data, rollout = config.data, config.rollout
+    rollouts = (data.rollout_batch_size or 0) * data.n_samples_per_prompt
+    per_step = rollouts_per_optimizer_step(data)
+    if per_step and rollouts % per_step:
+        yield Problem(
+            "--global-batch-size",
+            f"{rollouts} rollouts do not divide by {per_step}: the last step of each rollout step is smaller",
+            "its mean is over its own rollouts; nothing is dropped",
+            warning=True,
+        )
+    if (rollout.rollout_top_p < 1 or rollout.rollout_top_k > 1) and not config.run.debug_rollout_only:
+        yield Problem(
+            "--rollout-top-p",
+            "log-probs are those of the untruncated distribution, so training is slightly off-policy",
+            "1.0 trains exactly what was sampled",
+            warning=True,
+        )
+    if config.engine.dtype == "bfloat16" and not config.algorithm.use_tis:
+        yield Problem(
+            "--engine-dtype",
+            "bfloat16 log-probs differ from the trainer's by 0.03-0.05 on average",
+            "--use-tis corrects for it, or use float32",
+            warning=True,
+        )
+
+
+CHECKS: tuple[Check, ...] = (
+    _required,
+    _files_exist,
+    _contradictions,
+    _unused,
+    _incomplete,
+    _cannot_learn,
+    _doubtful,
+)
+
+
+def _dashed(dest: str) -> str:
+    negated = {"grpo_std_normalization": "disable-grpo-std-normalization"}
+    return "--" + negated.get(dest, dest.replace("_", "-"))

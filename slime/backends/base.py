@@ -37,6 +37,11 @@ class StepRow:
 class Trainer(Protocol):
     """A model under training."""
 
+    @property
+    def precision(self) -> str:
+        """What it computes in: ``float32`` or ``bfloat16``."""
+        ...
+
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[list[float]]:
         """Log-probs of the response tokens, one list a sample, under the current or the reference model."""
         ...

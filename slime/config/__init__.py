@@ -59,6 +59,16 @@ class Config:
         """The derived quantities; see `make_plan`."""
         return make_plan(self.data, self.rollout, self.evaluation, prompts_in_data, first_rollout_step)
 
+    def flags(self) -> dict[str, Any]:
+        """Every flag that has a value, by name: what a ``--config`` file with this configuration says."""
+        args = self.args()
+        values = {row.name: (getattr(args, row.dest), row) for row in all_flags()}
+        return {
+            name: not value if row.negated else value
+            for name, (value, row) in values.items()
+            if value is not None
+        }
+
     def args(self, **derived: Any) -> ArgsView:
         """The view that hooks get: every flag by dest, `derived` values, and the user's keys."""
         values: dict[str, Any] = {}

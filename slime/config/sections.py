@@ -238,6 +238,7 @@ class RunConfig:
     tb_experiment_name: str | None = flag(None, "folder below it", "str")
     custom_rollout_log_function_path: str | None = flag(None, "logging hook of rollouts", "str")
     custom_eval_rollout_log_function_path: str | None = flag(None, "logging hook of evaluations", "str")
+    dry_run: bool = flag(False, "check the configuration, print the plan and stop", "switch")
     debug_rollout_only: bool = flag(False, "generate without training", "switch")
     debug_train_only: bool = flag(False, "train without an engine, from --load-debug-rollout-data", "switch")
     save_debug_rollout_data: str | None = flag(
@@ -245,6 +246,9 @@ class RunConfig:
     )
     load_debug_rollout_data: str | None = flag(
         None, "train from such files; implies --debug-train-only", "str"
+    )
+    phase_timeout: float = flag(
+        7200.0, "deadline of a phase (start, rollout, train, update, save) in seconds", "float", above=0
     )
     startup_check: bool = flag(True, "compare engine and trainer log-probs before the first step", "tri")
     custom_config_path: str | None = flag(None, "YAML of your own keys, for your hooks, on args", "str")

@@ -1,0 +1,110 @@
+"""`slime train`: configuration to plan, plan to run, run to report.
+
+Knows the order of things before and after the loop; the loop itself is ray/driver.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from slime.config import Config, load_config
+from slime.config.plan import Plan
+from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
+from slime.observability.report import report_lines
+from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers
+from slime.ray.checkpoints import Checkpoint, describe, newest
+from slime.rollout.hooks import check_hooks
+from slime.utils.data import count_rows
+
+INTERRUPTED = 130
+
+
+def main(argv: list[str]) -> int:
+    """Entry of the verb; returns the exit code (130 after a requested stop)."""
+    config = load_config(argv)
+    check_hooks(config.args())
+    checkpoint = newest(Path(config.model.load)) if config.model.load else None
+    plan = config.plan(_prompts_in_data(config), _first_step(config, checkpoint))
+    print("\n".join(_preamble(config, plan, checkpoint)), flush=True)
+    if config.run.dry_run:
+        return 0
+    run_dir = Path(config.run.run_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config.flags()))
+    with _console() as console, _trackers(config, run_dir) as tracker:
+        stopped, places = _run(config, plan, checkpoint, run_dir, console, tracker)
+    print("\n" + "\n".join(report_lines(run_dir, places)))
+    return INTERRUPTED if stopped else 0
+
+
+def _run(
+    config: Config,
+    plan: Plan,
+    checkpoint: Checkpoint | None,
+    run_dir: Path,
+    console: RunConsole,
+    tracker: Tracker,
+) -> tuple[bool, dict[str, Path | None]]:
+    from slime.ray.actors import Actors
+    from slime.ray.driver import Driver
+    from slime.ray.environment import ray_session
+    from slime.ray.supervision import StopFlag
+
+    with StopFlag().installed() as stop, ray_session():
+        actors = Actors(config, run_dir, stop)
+        try:
+            console.phase("starting engine and trainer")
+            actors.start(plan, checkpoint, console)
+            result = Driver(config, plan, actors, console, tracker, run_dir).run()
+        finally:
+            actors.close()
+    dump = config.run.save_debug_rollout_data
+    places = {
+        "checkpoint": result.checkpoint,
+        "model folder": result.hf_folder,
+        "rollouts": Path(dump).parent if dump else None,
+    }
+    return result.stopped, places
+
+
+def _prompts_in_data(config: Config) -> int | None:
+    return count_rows(config.data.prompt_data) if config.data.prompt_data else None
+
+
+def _first_step(config: Config, checkpoint: Checkpoint | None) -> int:
+    if config.model.start_rollout_id is not None:
+        return config.model.start_rollout_id
+    return checkpoint.rollout_id + 1 if checkpoint else 0
+
+
+def _preamble(config: Config, plan: Plan, checkpoint: Checkpoint | None) -> list[str]:
+    resumed = [f"resuming from           {describe(checkpoint)}"] if checkpoint else []
+    warnings = [f"warning: {p.flag}: {p.message} ({p.remedy})" for p in config.warnings]
+    return [*plan.lines(), *resumed, *warnings]
+
+
+@contextmanager
+def _console() -> Iterator[RunConsole]:
+    if is_terminal():
+        with LiveConsole() as live:
+            yield live
+    else:
+        yield PlainConsole()
+
+
+@contextmanager
+def _trackers(config: Config, run_dir: Path) -> Iterator[Tracker]:
+    trackers: list[Tracker] = [JsonLines(run_dir / "metrics.jsonl")]
+    if config.run.use_tensorboard:
+        folder = Path(config.run.tb_project_name or run_dir / "tensorboard")
+        trackers.append(TensorBoard(folder / (config.run.tb_experiment_name or "")))
+    both = Trackers(trackers)
+    try:
+        yield both
+    finally:
+        both.close()

@@ -1,0 +1,69 @@
+"""The end of a run: what changed, and where everything is. One text, one picture.
+
+Reads `metrics.jsonl` and nothing else of the run, so that it can be made again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime.observability.trackers import read_metrics
+
+REWARD = "rollout/raw_reward"
+
+
+def evaluation_scores(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Data set -> (steps done, mean reward) of each evaluation, in order."""
+    scores: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            dataset = name.removeprefix("eval/")
+            if name.startswith("eval/") and "/" not in dataset and not dataset.endswith("_ratio"):
+                scores.setdefault(dataset, []).append((row["step"], value))
+    return scores
+
+
+def report_lines(run_dir: Path, places: Mapping[str, Path | None]) -> list[str]:
+    """The report of a run as lines.
+
+    Args:
+        places: what -> where, e.g. ``{"checkpoint": Path(...)}``; None is left out.
+    """
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    lines = []
+    for dataset, points in evaluation_scores(rows).items():
+        (first, before), (last, after) = points[0], points[-1]
+        change = f"{before:.3f} after {first} steps"
+        if len(points) > 1:
+            factor = f", {after / before:.1f} times as much" if before > 0 else ""
+            change = f"{before:.3f} before, {after:.3f} after {last} steps{factor}"
+        lines.append(f"accuracy on {dataset}: {change}")
+    rewards = [row[REWARD] for row in rows if REWARD in row]
+    if rewards:
+        lines.append(f"training reward: {rewards[0]:.3f} in the first step, {rewards[-1]:.3f} in the last")
+    here = {"metrics": run_dir / "metrics.jsonl", "reward curve": reward_curve(run_dir, rows), **places}
+    lines += [f"{what + ':':<16}{path}" for what, path in here.items() if path is not None]
+    return [*lines, f"{'look at it:':<16}slime view {run_dir}"]
+
+
+def reward_curve(run_dir: Path, rows: list[dict[str, Any]]) -> Path | None:
+    """Draw training reward and evaluations over the steps to `reward.png`; None without a reward."""
+    points = [(row["step"], row[REWARD]) for row in rows if REWARD in row]
+    if not points:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label="training reward")
+    for dataset, scores in evaluation_scores(rows).items():
+        axes.plot(*zip(*scores, strict=True), marker="s", linestyle="--", label=f"{dataset} (held out)")
+    axes.set_xlabel("rollout steps")
+    axes.set_ylabel("mean reward")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = run_dir / "reward.png"
+    figure.savefig(path, dpi=120)
+    return path

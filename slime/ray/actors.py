@@ -1,0 +1,160 @@
+"""The actors of a run, as one object with the calls that the driver's loop makes.
+
+Owns: which actors a run has (an engine and a rollout manager, a trainer, or both), their start and their end.
+Invariant: however the run ends, every process that it started is gone when `close` returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime.config import Config
+from slime.config.plan import Plan
+from slime.observability.console import RunConsole
+from slime.ray.checkpoints import Checkpoint
+from slime.ray.environment import actor_options
+from slime.ray.batch import RolloutBatch
+from slime.ray.startup_check import check_log_probs
+from slime.ray.supervision import StopFlag, StopRequested, Supervisor
+from slime.train.batch import TrainSample
+from slime.utils.misc import load_function
+
+
+class Actors:
+    """Engine, rollout manager and trainer of one run."""
+
+    def __init__(self, config: Config, run_dir: Path, stop: StopFlag) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._stop = stop
+        self._supervisor = Supervisor(stop)
+        self._deadline = config.run.phase_timeout
+        self._engine: Any = None
+        self._manager: Any = None
+        self._trainer: Any = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is an engine."""
+        return not self._config.train_only
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a trainer."""
+        return not self._config.run.debug_rollout_only
+
+    def start(self, plan: Plan, checkpoint: Checkpoint | None, console: RunConsole) -> None:
+        """Start all actors, restore the checkpoint, push the first weights and compare log-probs.
+
+        Raises:
+            MismatchError: engine and trainer disagree.
+        """
+        self._launch(plan)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self.synchronise(plan.first_rollout_step)
+        if self._engine is not None and self._trainer is not None and self._config.run.startup_check:
+            console.note(self._check_log_probs())
+
+    def _launch(self, plan: Plan) -> None:
+        """Trainer and engine load their models at the same time."""
+        if self.trains:
+            self._trainer = _actor("slime.ray.train_actor.TrainActor", 2, self._config, plan)
+        if self.generates:
+            log = str(self._run_dir / "logs" / "engine.log")
+            model = self._config.model.hf_checkpoint
+            self._engine = _actor("slime.ray.engine_actor.EngineActor", 2, model, self._config.engine, log)
+        url = None
+        if self._engine is not None:
+            url = self._wait("start of the engine", self._engine.url.remote())
+            self._supervisor.watch("engine", self._engine.watch.remote())
+        self._manager = _actor("slime.ray.rollout_manager.RolloutManager", 4, self._config, url)
+        self._wait("start of the rollout manager", self._manager.prompts.remote())
+        self._supervisor.watch("rollout manager", self._manager.watch.remote())
+        if self._trainer is not None:
+            self._wait("start of the trainer", self._trainer.weights_file.remote())
+            self._supervisor.watch("trainer", self._trainer.watch.remote())
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        if self._trainer is not None:
+            self._wait("loading the checkpoint", self._trainer.load.remote(str(checkpoint.folder)))
+        self._wait("loading the data position", self._manager.load.remote(checkpoint.rollout_id))
+
+    def _check_log_probs(self) -> str:
+        samples = self._wait("probe of the engine", self._manager.probe.remote())
+        values = self._wait("log-probs of the probe", self._trainer.log_probs.remote(samples))
+        precision = self._wait("precision", self._trainer.precision.remote())
+        return check_log_probs(samples, values, {precision, self._config.engine.dtype})
+
+    def generate(self, step: int, on_progress: Callable[[int], None]) -> RolloutBatch:
+        """One rollout step."""
+
+        def tick() -> None:
+            on_progress(self._wait("progress", self._manager.progress.remote())[0])
+
+        call = self._manager.generate.remote(step)
+        batch: RolloutBatch = self._wait(f"rollout step {step}", call, can_give_up=True, on_tick=tick)
+        return batch
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """One evaluation."""
+        call = self._manager.evaluate.remote(step)
+        metrics: dict[str, float] = self._wait(f"evaluation after step {step}", call, can_give_up=True)
+        return metrics
+
+    def train(self, samples: Sequence[TrainSample]) -> dict[str, float]:
+        """All optimizer steps of a rollout step; the engine holds still meanwhile."""
+        if self._engine is not None:
+            self._wait("hold of the engine", self._engine.hold.remote())
+        metrics: dict[str, float] = self._wait("training", self._trainer.train.remote(samples))
+        return metrics
+
+    def synchronise(self, version: int) -> dict[str, float]:
+        """Give the trainer's weights to the engine as policy `version`."""
+        if self._engine is None or self._trainer is None:
+            return {}
+        started = time.perf_counter()
+        file = self._wait("weights", self._trainer.weights_file.remote())
+        metrics: dict[str, float] = self._wait("weight update", self._engine.update.remote(file, version))
+        return metrics | {"perf/update_weights_total_time": time.perf_counter() - started}
+
+    def save(self, folder: Path) -> None:
+        """Write the trainer's state."""
+        self._wait("saving", self._trainer.save.remote(str(folder)))
+
+    def save_hf(self, folder: Path) -> None:
+        """Write a Hugging Face folder."""
+        self._wait("export", self._trainer.save_hf.remote(str(folder)))
+
+    def save_data_position(self, step: int) -> None:
+        """Write the data source's state after `step`."""
+        self._wait("saving the data position", self._manager.save.remote(step))
+
+    def raise_if_stopped(self) -> None:
+        """Give up between steps when a stop was requested."""
+        if self._stop.requested:
+            raise StopRequested("between steps")
+
+    def close(self) -> None:
+        """End every process of the run."""
+        import ray
+
+        self._supervisor.unwatch_all()
+        for actor in (self._engine, self._trainer, self._manager):
+            if actor is not None:
+                ray.wait([actor.stop.remote()], timeout=10)
+                ray.kill(actor)
+
+    def _wait(self, name: str, reference: Any, **options: Any) -> Any:
+        return self._supervisor.wait(name, reference, self._deadline, **options)
+
+
+def _actor(path: str, threads: int, *arguments: Any) -> Any:
+    """Start an actor of the class at `path`, with so many calls at the same time."""
+    import ray
+
+    cls = load_function(path)
+    return ray.remote(cls).options(**actor_options(threads)).remote(*arguments)

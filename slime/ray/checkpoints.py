@@ -1,0 +1,69 @@
+"""Checkpoints of a run: which exist, which are complete, what each contains.
+
+A checkpoint of rollout step N is the folder ``step_NNNNNN`` (trainer state) beside ``rollout/`` (data
+position and buffer, written by the data source). Invariant: it counts only once its manifest, written last, is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slime.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint.
+
+    Attributes:
+        rollout_id: the rollout step after which it was saved.
+        policy_version: version of its weights.
+    """
+
+    folder: Path
+    rollout_id: int
+    policy_version: int
+
+
+def step_folder(root: Path, rollout_id: int) -> Path:
+    """Folder of the trainer state of a step."""
+    return root / f"step_{rollout_id:06d}"
+
+
+def commit(root: Path, rollout_id: int, policy_version: int) -> None:
+    """Declare the checkpoint of a step complete."""
+    folder = step_folder(root, rollout_id)
+    content = {"rollout_id": rollout_id, "policy_version": policy_version, "format": 1}
+    staging = folder / (MANIFEST + ".tmp")
+    staging.write_text(json.dumps(content))
+    staging.replace(folder / MANIFEST)
+
+
+def newest(root: Path) -> Checkpoint:
+    """The newest complete checkpoint below `root`.
+
+    Raises:
+        CheckpointError: none is complete; the message lists what is there.
+    """
+    folders = sorted(path for path in root.iterdir() if re.fullmatch(r"step_\d{6}", path.name))
+    complete = [path for path in folders if (path / MANIFEST).is_file()]
+    if not complete:
+        there = ", ".join(path.name for path in root.iterdir()) or "nothing"
+        raise CheckpointError(
+            f"holds no complete checkpoint (there: {there})",
+            place=f"--load {root}",
+            remedy="name the folder that --save wrote to",
+        )
+    content = json.loads((complete[-1] / MANIFEST).read_text())
+    return Checkpoint(complete[-1], content["rollout_id"], content["policy_version"])
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """One line about a checkpoint."""
+    facts = {name: str(value) for name, value in asdict(checkpoint).items()}
+    return f"{facts['folder']} (after rollout step {facts['rollout_id']}, policy {facts['policy_version']})"

@@ -1,0 +1,121 @@
+"""The loop of a run. All that it calls is an actor; all that it decides is in `Config` and `Plan`.
+
+Invariant: a step is generate, train, update; policy version N + 1 is the weights after N rollout steps.
+Laptop and cluster run these lines.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slime.config import Config
+from slime.config.plan import Plan, evaluation_steps
+from slime.errors import CheckpointError
+from slime.observability.console import RunConsole
+from slime.observability.trackers import Tracker
+from slime.ray.actors import Actors
+from slime.ray.checkpoints import commit, step_folder
+from slime.ray.supervision import StopRequested
+
+
+@dataclass
+class RunResult:
+    """What a run leaves behind."""
+
+    run_dir: Path
+    steps_done: int = 0
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    hf_folder: Path | None = None
+    stopped: bool = False
+
+
+class Driver:
+    """Runs the steps of a plan on the actors of a run."""
+
+    def __init__(
+        self, config: Config, plan: Plan, actors: Actors, console: RunConsole, tracker: Tracker, run_dir: Path
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._actors = actors
+        self._console = console
+        self._tracker = tracker
+        self._evaluate_at = set(
+            evaluation_steps(config.evaluation, plan.first_rollout_step, plan.rollout_steps)
+        )
+        self._saved_at: int | None = None
+        self.result = RunResult(run_dir, steps_done=plan.first_rollout_step)
+
+    def run(self) -> RunResult:
+        """All steps; on a requested stop, saves what is finished and returns."""
+        first, last = self._plan.first_rollout_step, self._plan.rollout_steps
+        try:
+            self._evaluate(first)
+            for step in range(first, last):
+                self._step(step)
+                self.result.steps_done = step + 1
+                self._save(step, last=step + 1 == last)
+                self._actors.raise_if_stopped()
+                self._evaluate(step + 1)
+        except StopRequested:
+            self.result.stopped = True
+            self._console.note("stopping: saving what is finished (Ctrl-C again to leave at once)")
+            self._save(self.result.steps_done - 1, last=True)
+        return self.result
+
+    def _step(self, step: int) -> None:
+        started = time.perf_counter()
+        actors, plan = self._actors, self._plan
+        self._console.phase(f"step {step}: rollout", plan.prompts_per_rollout_step)
+        batch = actors.generate(step, self._console.progress)
+        metrics = batch.metrics | {"rollout/policy_version": float(step)}
+        if actors.trains:
+            self._console.phase(f"step {step}: training on {len(batch.samples)} samples")
+            metrics |= actors.train(batch.samples)
+            self._console.phase(f"step {step}: weights")
+            metrics |= actors.synchronise(step + 1)
+        metrics["perf/step_time"] = time.perf_counter() - started
+        self._tracker.log(metrics, step)
+        self._console.step(step, metrics)
+
+    def _evaluate(self, done: int) -> None:
+        if done not in self._evaluate_at or not self._actors.generates:
+            return
+        self._console.phase(f"evaluation after {done} steps")
+        metrics = self._actors.evaluate(done)
+        self.result.evaluations[done] = metrics
+        self._tracker.log(metrics, done)
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.count("/") == 1)
+        self._console.note(f"evaluation after {done} steps: {shown}")
+
+    def _save(self, step: int, *, last: bool) -> None:
+        """Save where the interval or the end asks for it; a failure ends the run only at the end."""
+        every = self._config.model.save_interval
+        if not self._actors.trains or step < self._plan.first_rollout_step:
+            return
+        if self._config.model.save:
+            self._actors.save_data_position(step)
+        if self._saved_at == step or not (last or (every and (step + 1) % every == 0)):
+            return
+        self._console.phase(f"step {step}: saving")
+        try:
+            self._save_now(step)
+        except CheckpointError as error:
+            if last:
+                raise
+            self._console.note(f"warning: checkpoint of step {step} not saved, going on: {error}")
+
+    def _save_now(self, step: int) -> None:
+        model = self._config.model
+        if model.save:
+            folder = step_folder(Path(model.save), step)
+            self._actors.save(folder)
+            commit(Path(model.save), step, policy_version=step + 1)
+            self.result.checkpoint = folder
+        if model.save_hf:
+            self.result.hf_folder = Path(model.save_hf.format(rollout_id=step))
+            self._actors.save_hf(self.result.hf_folder)
+        self._saved_at = step

@@ -1,0 +1,60 @@
+"""The engine as an actor: owns the child process of the embedded engine and its weights.
+
+Invariant: the version that the engine reports is the version of the weights that it computes with: weights
+change only between `pause` and `resume`, and every change sets a version.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from slime.config.sections import EngineConfig
+from slime.rollout.engine_client import EngineClient
+from slime.rollout.loop import run_blocking
+from slime.serving.embedded.process import EngineProcess
+
+
+class EngineActor:
+    """Starts `slime serve` and moves weights into it. Methods are called by the driver, one at a time."""
+
+    def __init__(self, model: str, config: EngineConfig, log_file: str) -> None:
+        self._process = EngineProcess(model, config, Path(log_file))
+        self._client = EngineClient(self._process.url)
+
+    def url(self) -> str:
+        """Base URL of the engine."""
+        return self._process.url
+
+    def watch(self) -> str:
+        """Lasts as long as the engine; returns how it ended."""
+        return self._process.wait_for_exit()
+
+    def hold(self) -> None:
+        """Stop generating and give up key-value memory: the trainer is about to change the weights."""
+        run_blocking(self._hold())
+
+    def update(self, weights_file: str, version: int) -> dict[str, float]:
+        """Take the weights in the shared file as `version`, and go on generating; returns metrics."""
+        return run_blocking(self._update(weights_file, version))
+
+    def stop(self) -> None:
+        """End the child process."""
+        self._process.stop()
+
+    async def _hold(self) -> None:
+        await self._client.pause("abort")
+        await self._client.release_memory()
+
+    async def _update(self, weights_file: str, version: int) -> dict[str, float]:
+        started = time.perf_counter()
+        client = self._client
+        await client.pause("abort")
+        await client.begin_weight_update()
+        await client.update_weights_from_tensor(
+            [weights_file], load_format="shared_memory", weight_version=str(version), flush_cache=True
+        )
+        await client.end_weight_update()
+        await client.resume_memory()
+        await client.resume()
+        return {"perf/update_weights_time": time.perf_counter() - started}

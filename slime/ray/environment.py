@@ -1,0 +1,45 @@
+"""Ray itself: started for this run (or joined where RAY_ADDRESS says), and left without a trace.
+
+Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from slime.serving.embedded.process import TUNING
+
+
+@contextmanager
+def ray_session() -> Iterator[None]:
+    """Ray for the length of a run. Local unless RAY_ADDRESS names a cluster; no dashboard, no telemetry."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
+    if address is None:
+        options |= {"address": "local", "include_dashboard": False}
+    ray.init(**options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def actor_options(threads: int = 1) -> dict[str, Any]:
+    """Options of an actor that takes turns with the others on the same cores.
+
+    Args:
+        threads: calls that run at the same time.
+    """
+    return {
+        "num_cpus": 0,
+        "max_concurrency": threads,
+        "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1", **TUNING}},
+    }

@@ -1,0 +1,109 @@
+"""The rollout side as an actor: data source, rollout and eval functions, conversion to training rows.
+
+Knows the engine by its URL only. Invariant: what it hands to training is what the rollout function returned,
+converted row by row; nothing is trimmed or re-ordered here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from slime.config import Config
+from slime.ray.batch import RolloutBatch
+from slime.rollout import dump
+from slime.rollout.base_types import RolloutFnTrainOutput, call_rollout_fn
+from slime.rollout.convert import flatten, to_train_samples
+from slime.rollout.inflight import IN_FLIGHT
+from slime.rollout.metrics import eval_metrics, rollout_metrics
+from slime.rollout.probe import probe_samples
+from slime.train.batch import TrainSample
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+
+class RolloutManager:
+    """Makes rollouts and evaluations with the engine at `engine_url`.
+
+    Methods run on several threads: `progress` and `describe` answer while `generate` works.
+    """
+
+    def __init__(self, config: Config, engine_url: str | None) -> None:
+        host, _, port = (engine_url or "").removeprefix("http://").rpartition(":")
+        self._config = config
+        self._args = config.args(sglang_router_ip=host, sglang_router_port=int(port or 0))
+        self._source = load_function(self._args.data_source_path)(self._args)
+        self._rollout = load_function(self._args.rollout_function_path)
+        self._evaluate = load_function(self._args.eval_function_path or self._args.rollout_function_path)
+        self._stopped = threading.Event()
+
+    def prompts(self) -> int:
+        """Prompts in the data source."""
+        return len(self._source)
+
+    def watch(self) -> str:
+        """Lasts as long as the actor is wanted."""
+        self._stopped.wait()
+        return "was stopped"
+
+    def stop(self) -> None:
+        """Let `watch` return."""
+        self._stopped.set()
+
+    def generate(self, rollout_id: int) -> RolloutBatch:
+        """Run one rollout step, or read its dump under ``--load-debug-rollout-data``."""
+        started = time.perf_counter()
+        output = self._output(rollout_id)
+        samples = flatten(output.samples)
+        if self._args.save_debug_rollout_data:
+            dump.save(self._args.save_debug_rollout_data, rollout_id, samples)
+        metrics = dict(output.metrics or {}) | self._logged(
+            rollout_id, samples, time.perf_counter() - started
+        )
+        return RolloutBatch(to_train_samples(output.samples, self._args), metrics)
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """Evaluate on every eval data set; returns ``eval/`` metrics."""
+        output = call_rollout_fn(self._evaluate, self._args, rollout_id, self._source, evaluation=True)
+        metrics = eval_metrics(self._args, output.data) | dict(output.metrics or {})
+        hook = self._args.custom_eval_rollout_log_function_path
+        if hook and load_function(hook)(rollout_id, self._args, output.data, metrics):
+            return {}
+        return metrics
+
+    def probe(self) -> list[TrainSample]:
+        """A few short answers to prompts of the data, for comparing log-probs; the data position stays."""
+        return probe_samples(self._args, self._source)
+
+    def progress(self) -> tuple[int, int]:
+        """Groups that are finished and wanted in the running step."""
+        return IN_FLIGHT.progress
+
+    def describe(self) -> str:
+        """A table of everything in flight: rollout id, phase, how long."""
+        return IN_FLIGHT.describe()
+
+    def save(self, rollout_id: int) -> None:
+        """Write the data source's state after a step."""
+        self._source.save(rollout_id)
+
+    def load(self, rollout_id: int) -> None:
+        """Read it back."""
+        self._source.load(rollout_id)
+
+    def _output(self, rollout_id: int) -> RolloutFnTrainOutput:
+        path = self._args.load_debug_rollout_data
+        if path:
+            return RolloutFnTrainOutput(samples=dump.load_groups(path, rollout_id))
+        output: RolloutFnTrainOutput = call_rollout_fn(
+            self._rollout, self._args, rollout_id, self._source, evaluation=False
+        )
+        return output
+
+    def _logged(self, rollout_id: int, samples: list[Sample], seconds: float) -> dict[str, Any]:
+        hook = self._args.custom_rollout_log_function_path
+        metrics = rollout_metrics(self._args, samples, seconds)
+        if hook and load_function(hook)(rollout_id, self._args, samples, metrics, seconds):
+            return {}
+        return metrics

@@ -1,0 +1,121 @@
+"""Waiting for actors: every wait has a name and a deadline, and ends at once when an actor dies.
+
+Invariant: a failure surfaces as a `SlimeError` with its cause; none is lost because nobody waited for it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from slime.errors import ActorDiedError, DeadlineError, SlimeError
+
+
+class StopRequested(Exception):  # noqa: N818 - a request, not an error
+    """The user asked the run to stop, and the phase that runs can be given up."""
+
+
+class StopFlag:
+    """First SIGINT or SIGTERM asks for a clean stop; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextmanager
+    def installed(self) -> Iterator[StopFlag]:
+        """Handle the signals inside the block."""
+        before = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Supervisor:
+    """Waits for results while it watches every actor of the run.
+
+    Args:
+        stop: the flag that gives up phases which can be given up.
+        poll: seconds between looks at the flag and calls of `on_tick`.
+    """
+
+    def __init__(self, stop: StopFlag, poll: float = 0.25) -> None:
+        self._stop = stop
+        self._poll = poll
+        self._watches: dict[Any, str] = {}
+
+    def watch(self, name: str, reference: Any) -> None:
+        """Treat the end of `reference` (a call that lasts as long as its actor) as the death of `name`."""
+        self._watches[reference] = name
+
+    def unwatch_all(self) -> None:
+        """Stop watching: the actors are about to be stopped on purpose."""
+        self._watches.clear()
+
+    def wait(
+        self,
+        name: str,
+        reference: Any,
+        deadline: float,
+        *,
+        can_give_up: bool = False,
+        on_tick: Callable[[], None] | None = None,
+    ) -> Any:
+        """The result of `reference`.
+
+        Raises:
+            SlimeError: the call's own error, or ActorDiedError when a watched actor ends.
+            DeadlineError: not done after `deadline` seconds.
+            StopRequested: a stop was requested and `can_give_up`.
+        """
+        import ray
+
+        started = time.monotonic()
+        while True:
+            done, _ = ray.wait([reference, *self._watches], num_returns=1, timeout=self._poll)
+            if reference in done:
+                return _result(name, reference)
+            if done:
+                self._report_death(done[0])
+            if can_give_up and self._stop.requested:
+                raise StopRequested(name)
+            if time.monotonic() - started > deadline:
+                raise DeadlineError(
+                    f"{name} is not done after {deadline:g} s",
+                    remedy="raise --phase-timeout, or see the logs",
+                )
+            if on_tick is not None:
+                on_tick()
+
+    def _report_death(self, reference: Any) -> None:
+        name = self._watches[reference]
+        how = _result(name, reference)
+        raise ActorDiedError(str(how), place=name)
+
+
+def _result(name: str, reference: Any) -> Any:
+    """`ray.get` whose errors are ours, with the remote cause."""
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, SlimeError):
+            raise cause from None
+        raise ActorDiedError(f"failed: {error}", place=name) from None
+    except RayActorError as error:
+        raise ActorDiedError(f"its process died: {error}", place=name) from None

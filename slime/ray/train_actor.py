@@ -1,0 +1,94 @@
+"""The trainer as an actor: one model under training whose parameters live in memory that the engine maps.
+
+Invariant: parameters change only inside `train` and `load`, between the engine's `hold` and `update`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime.backends.base import Trainer
+from slime.backends.update import train_on_rollouts
+from slime.config import Config
+from slime.config.plan import Plan
+from slime.serving.weights.shared import SharedWeights
+from slime.train.batch import TrainSample
+
+
+class TrainActor:
+    """Holds a `Trainer` and the file that its weights live in."""
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        self._config = config
+        self._plan = plan
+        self._trainer, self._weights = _build(config, plan)
+        self._stopped = threading.Event()
+
+    def watch(self) -> str:
+        """Lasts as long as the actor is wanted."""
+        self._stopped.wait()
+        return "was stopped"
+
+    def weights_file(self) -> str:
+        """Path under which an engine on this machine maps the weights."""
+        return str(self._weights.path)
+
+    def precision(self) -> str:
+        """What the trainer computes in: ``float32`` or ``bfloat16``."""
+        return self._trainer.precision
+
+    def train(self, samples: Sequence[TrainSample]) -> dict[str, float]:
+        """All optimizer steps of one rollout step; returns ``train/`` and ``perf/`` metrics."""
+        started = time.perf_counter()
+        self._trainer.wake()
+        metrics = train_on_rollouts(
+            self._trainer,
+            samples,
+            algorithm=self._config.algorithm,
+            rollouts_per_step=self._plan.rollouts_per_optimizer_step,
+        )
+        self._trainer.sleep()
+        seconds = time.perf_counter() - started
+        tokens = sum(len(sample.tokens) for sample in samples)
+        return metrics | {"perf/train_time": seconds, "perf/actor_train_tok_per_s": tokens / seconds}
+
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
+        """Log-probs of the response tokens under the current weights."""
+        values = self._trainer.log_probs(samples)
+        self._trainer.sleep()
+        return values
+
+    def save(self, folder: str) -> None:
+        """Write the trainer's state; the folder appears whole or not at all."""
+        self._trainer.save(Path(folder))
+
+    def save_hf(self, folder: str) -> None:
+        """Write a Hugging Face folder."""
+        self._trainer.save_hf(Path(folder))
+
+    def load(self, folder: str) -> None:
+        """Read the trainer's state."""
+        self._trainer.load(Path(folder))
+
+    def stop(self) -> None:
+        """Give up the shared weights and let `watch` return."""
+        self._weights.unlink()
+        self._stopped.set()
+
+
+def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
+    from slime.backends.torch.trainer import TorchTrainer
+
+    trainer = TorchTrainer(
+        config.model,
+        config.algorithm,
+        config.train,
+        temperature=config.rollout.rollout_temperature,
+        total_steps=plan.rollout_steps * plan.optimizer_steps_per_rollout_step,
+    )
+    weights = SharedWeights.create(trainer.weights())
+    trainer.alias_parameters(weights.views)
+    return trainer, weights

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 from slime.errors import HookError
+from slime.rollout.hooks import hook_name
 from slime.utils.types import Sample
 
 Group = list[Sample] | list[list[Sample]]
@@ -32,6 +33,14 @@ class RolloutFnEvalOutput:
     metrics: dict[str, Any] | None = None
 
 
+@overload
+def call_rollout_fn(
+    fn: Callable[..., Any], *args: Any, evaluation: Literal[False], **kwargs: Any
+) -> RolloutFnTrainOutput: ...
+@overload
+def call_rollout_fn(
+    fn: Callable[..., Any], *args: Any, evaluation: Literal[True], **kwargs: Any
+) -> RolloutFnEvalOutput: ...
 def call_rollout_fn(
     fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
@@ -51,5 +60,4 @@ def call_rollout_fn(
     elif isinstance(output, list):
         return RolloutFnTrainOutput(samples=output)
     expected = "RolloutFnEvalOutput or dict" if evaluation else "RolloutFnTrainOutput or list of groups"
-    name = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', fn)}"
-    raise HookError(f"returned {type(output).__name__}, expected {expected}", place=name)
+    raise HookError(f"returned {type(output).__name__}, expected {expected}", place=hook_name(fn))

@@ -1,0 +1,309 @@
+"""Data sources: where groups of samples come from, with ids set, and where unfinished ones go back to.
+
+Invariant: `index`, `group_index` and `rollout_id` are unique over the life of a run, resumes included; after
+`load` the next groups are exactly those that would have followed the `save`. State is JSON, never pickle.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slime.errors import CheckpointError, DataError, HookError
+from slime.rollout.base_types import Group
+from slime.rollout.groups import rollouts_of
+from slime.rollout.hooks import flag_name, hook_name, load_hook
+from slime.rollout.sample_json import from_json, to_json
+from slime.utils.data import Dataset
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+STATE_VERSION = 1
+Buffer = list[Group]
+
+
+class DataSource(abc.ABC):
+    """What the rollout layer needs of a data source."""
+
+    @abc.abstractmethod
+    def get_samples(self, num_samples: int) -> list[Group]:
+        """The next `num_samples` groups, each with a sample for every rollout of its prompt."""
+
+    @abc.abstractmethod
+    def add_samples(self, samples: list[Group]) -> None:
+        """Take groups back, to give them out again."""
+
+    @abc.abstractmethod
+    def save(self, rollout_id: int) -> None:
+        """Write the state after this rollout step below ``args.save``."""
+
+    @abc.abstractmethod
+    def load(self, rollout_id: int | None = None) -> None:
+        """Read the state after this rollout step from ``args.load``."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Prompts in one epoch."""
+
+
+class RolloutDataSource(DataSource):
+    """Prompts of ``--prompt-data`` in order, epoch after epoch; blank samples without a data set.
+
+    Args:
+        args: any object; absent attributes mean the flag's default.
+
+    Raises:
+        DataError, ModelError: see `Dataset` and `load_tokenizer`.
+    """
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.n_samples_per_prompt = int(getattr(args, "n_samples_per_prompt", None) or 1)
+        self.epoch_id = 0
+        self.sample_offset = 0
+        self.sample_group_index = 0
+        self.sample_index = 0
+        self.metadata: dict[str, Any] = {}
+        self.dataset = _dataset(args)
+        self._shuffle()
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.dataset is not None else 0
+
+    def get_samples(self, num_samples: int) -> list[Group]:
+        """The next groups; the data set is begun again as often as needed."""
+        return [self._group(self._next_prompt()) for _ in range(num_samples)]
+
+    def add_samples(self, samples: list[Group]) -> None:
+        """Not possible without a buffer.
+
+        Raises:
+            DataError: always, unless there is nothing to add.
+        """
+        if samples:
+            raise DataError(
+                f"{type(self).__name__} cannot take groups back",
+                place="--data-source-path",
+                remedy="use slime.rollout.data_source.RolloutDataSourceWithBuffer",
+            )
+
+    def save(self, rollout_id: int) -> None:
+        """Write ``<args.save>/rollout/data_source_<rollout_id>.json``.
+
+        Raises:
+            CheckpointError: --save is unset, or the file cannot be written.
+        """
+        path = _state_path(self.args, "save", rollout_id)
+        partial = path.with_suffix(".partial")
+        text = json.dumps(self._state())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot be written: {error.strerror}", place=str(path), remedy="check --save and the disk"
+            ) from error
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Read back what `save` wrote; None takes the newest state, a negative id starts afresh.
+
+        Without --load, nothing happens.
+
+        Raises:
+            CheckpointError: no such state, not readable, or of another data set.
+        """
+        if not getattr(self.args, "load", None):
+            return
+        if rollout_id is None:
+            rollout_id = _newest(Path(self.args.load))
+        if rollout_id < 0:
+            return
+        path = _state_path(self.args, "load", rollout_id)
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            self._restore(state, path)
+        except OSError as error:
+            raise CheckpointError(
+                f"no data position of rollout {rollout_id}: {error.strerror}", place=str(path), remedy=_AFRESH
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"is damaged: {error!r}", place=str(path), remedy=_AFRESH) from error
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "dataset": self._identity(),
+            "epoch_id": self.epoch_id,
+            "sample_offset": self.sample_offset,
+            "sample_group_index": self.sample_group_index,
+            "sample_index": self.sample_index,
+            "metadata": self.metadata,
+        }
+
+    def _restore(self, state: dict[str, Any], path: Path) -> None:
+        if state["version"] != STATE_VERSION or state["dataset"] != self._identity():
+            raise CheckpointError(
+                f"was written for {state['dataset']}, this run has {self._identity()}",
+                place=str(path),
+                remedy=f"resume with the same --prompt-data, --rollout-shuffle and --rollout-seed; {_AFRESH}",
+            )
+        self.epoch_id = state["epoch_id"]
+        self.sample_offset = state["sample_offset"]
+        self.sample_group_index = state["sample_group_index"]
+        self.sample_index = state["sample_index"]
+        self.metadata = state["metadata"]
+        self._shuffle()
+
+    def _identity(self) -> dict[str, Any]:
+        """What the order of prompts depends on."""
+        shuffled = bool(getattr(self.args, "rollout_shuffle", False))
+        return {"rows": len(self), "shuffled": shuffled, "seed": _seed(self.args) if shuffled else None}
+
+    def _shuffle(self) -> None:
+        if self.dataset is not None and getattr(self.args, "rollout_shuffle", False):
+            self.dataset.shuffle(self.epoch_id)
+
+    def _next_prompt(self) -> Sample:
+        if self.dataset is None:
+            return Sample()
+        if self.sample_offset >= len(self.dataset):
+            self.epoch_id += 1
+            self.sample_offset = 0
+            self._shuffle()
+        self.sample_offset += 1
+        return self.dataset[self.sample_offset - 1]
+
+    def _group(self, prompt: Sample) -> list[Sample]:
+        group = [copy.deepcopy(prompt) for _ in range(self.n_samples_per_prompt)]
+        for sample in group:
+            sample.group_index = self.sample_group_index
+            sample.index = sample.rollout_id = self.sample_index
+            self.sample_index += 1
+        self.sample_group_index += 1
+        return group
+
+
+class RolloutDataSourceWithBuffer(RolloutDataSource):
+    """The same, with a buffer of groups that were taken back; they are given out first."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(args)
+        self.buffer: Buffer = []
+        path = getattr(args, "buffer_filter_path", None)
+        self._filter: Callable[..., Any] = load_hook(path, "buffer_filter_path") if path else pop_first
+
+    def get_samples(self, num_samples: int) -> list[Group]:
+        """Groups that the buffer filter takes out of the buffer, then new ones.
+
+        Raises:
+            HookError: the buffer filter gave something else than at most `num_samples` groups.
+        """
+        taken = self._filter(self.args, None, self.buffer, num_samples) if self.buffer else []
+        if not isinstance(taken, list) or len(taken) > num_samples:
+            found = f"{len(taken)} groups" if isinstance(taken, list) else type(taken).__name__
+            raise HookError(
+                f"{hook_name(self._filter)} returned {found}, expected a list of up to {num_samples} groups",
+                place=flag_name("buffer_filter_path"),
+            )
+        return [*taken, *super().get_samples(num_samples - len(taken))]
+
+    def add_samples(self, samples: list[Group]) -> None:
+        """Put groups, flat or nested, at the end of the buffer.
+
+        Raises:
+            DataError: a group that does not hold `n_samples_per_prompt` rollouts; nothing is added then.
+        """
+        for group in samples:
+            count = len(rollouts_of(group)) if isinstance(group, list) else 0
+            if count != self.n_samples_per_prompt:
+                raise DataError(
+                    f"a group of {count} rollouts was added, groups have {self.n_samples_per_prompt}",
+                    place=f"group {_group_index(group)}",
+                    remedy="add whole groups: a list of groups, each with --n-samples-per-prompt rollouts",
+                )
+        self.buffer.extend(samples)
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "buffer": [_group_to_json(group) for group in self.buffer]}
+
+    def _restore(self, state: dict[str, Any], path: Path) -> None:
+        super()._restore(state, path)
+        self.buffer = [_group_from_json(group) for group in state["buffer"]]
+
+
+def pop_first(args: Any, rollout_id: int | None, buffer: Buffer, num_samples: int) -> Buffer:
+    """Take the oldest groups out of the buffer (the default buffer filter)."""
+    taken = buffer[:num_samples]
+    del buffer[:num_samples]
+    return taken
+
+
+_AFRESH = "or start the data from its beginning with --start-rollout-id 0"
+
+
+def _dataset(args: Any) -> Dataset | None:
+    path = getattr(args, "prompt_data", None)
+    if not path or not getattr(args, "rollout_global_dataset", True):
+        return None
+    template = bool(getattr(args, "apply_chat_template", False))
+    max_length = _max_prompt_len(args)
+    needs_tokenizer = template or max_length is not None
+    return Dataset(
+        path,
+        load_tokenizer(getattr(args, "hf_checkpoint", None)) if needs_tokenizer else None,
+        None,
+        max_length,
+        prompt_key=getattr(args, "input_key", None) or "input",
+        label_key=getattr(args, "label_key", None),
+        tool_key=getattr(args, "tool_key", None),
+        metadata_key=getattr(args, "metadata_key", None) or "metadata",
+        seed=_seed(args),
+        apply_chat_template=template,
+        apply_chat_template_kwargs=getattr(args, "apply_chat_template_kwargs", None),
+    )
+
+
+def _max_prompt_len(args: Any) -> int | None:
+    """--rollout-max-prompt-len, and room for one token below --rollout-max-context-len."""
+    context = getattr(args, "rollout_max_context_len", None)
+    limits = [getattr(args, "rollout_max_prompt_len", None), context - 1 if context else None]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _seed(args: Any) -> int:
+    return int(getattr(args, "rollout_seed", 42))
+
+
+def _state_path(args: Any, flag: str, rollout_id: int) -> Path:
+    folder = getattr(args, flag, None)
+    if not folder:
+        raise CheckpointError("no folder to save to", place=f"--{flag}", remedy=f"set --{flag}")
+    return Path(folder) / "rollout" / f"data_source_{rollout_id}.json"
+
+
+def _newest(folder: Path) -> int:
+    """Rollout id of the newest state in a checkpoint folder, -1 when there is none."""
+    names = [path.stem.rpartition("_")[2] for path in (folder / "rollout").glob("data_source_*.json")]
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
+def _group_index(group: Any) -> int | None:
+    first = group
+    while isinstance(first, list) and first:
+        first = first[0]
+    return first.group_index if isinstance(first, Sample) else None
+
+
+def _group_to_json(group: Any) -> Any:
+    return [_group_to_json(item) if isinstance(item, list) else to_json(item) for item in group]
+
+
+def _group_from_json(group: Any) -> Any:
+    return [_group_from_json(item) if isinstance(item, list) else from_json(item) for item in group]

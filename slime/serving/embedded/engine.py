@@ -1,0 +1,416 @@
+"""The engine: one worker thread that steps the model over all requests, and the calls other threads make on it.
+
+Invariant: model, cache and scheduler are touched by the worker only, between steps; every call from outside is queued
+to it. The worker outlives any request: a failing step fails the requests in it. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import psutil
+import torch
+from torch import Tensor
+
+from slime.config.sections import EngineConfig
+from slime.errors import EngineError, EngineRequestError, EngineUnavailableError
+from slime.serving.embedded.kv_cache import KVShape
+from slime.serving.embedded.model_loader import load_model
+from slime.serving.embedded.request import Request, Update
+from slime.serving.embedded.sampler import Sampled, Sampler, top_logprobs
+from slime.serving.embedded.scheduler import Counters, Plan, Scheduler
+from slime.serving.embedded.sequence import Sequence, abort_reason
+
+logger = logging.getLogger(__name__)
+
+PauseMode: TypeAlias = Literal["abort", "in_place", "retract"]
+Listener: TypeAlias = Callable[[Update], None]
+Result = TypeVar("Result")
+
+MEMORY_SHARE = 0.4
+"""Share of the free memory that the default capacity takes."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot. Tokens are key-value tokens; counters are totals since the start."""
+
+    running: int
+    waiting: int
+    used_tokens: int
+    reusable_tokens: int
+    capacity: int
+    prefill_tokens: int
+    cached_tokens: int
+    decode_tokens: int
+    steps: int
+    busy_seconds: float
+
+
+class Engine:
+    """Generation with a Hugging Face model on the CPU: continuous batching, prefix reuse, weight swaps."""
+
+    def __init__(self, model_path: str, config: EngineConfig) -> None:
+        """Load the model; `start` begins to serve.
+
+        Raises:
+            ModelError: the folder is unusable or the architecture unsupported.
+        """
+        loaded = load_model(model_path, DTYPES[config.dtype])
+        self.model_path = model_path
+        self.model_config = loaded.config
+        self.tokenizer = loaded.tokenizer
+        self.eos_ids = loaded.eos_ids
+        self.weight_version = "default"
+        self._runner = loaded.runner
+        self.vocab_size: int = loaded.runner.model.get_input_embeddings().num_embeddings
+        capacity = config.max_total_tokens or _default_capacity(loaded.kv_shape)
+        self.context_length = min(
+            config.context_length or loaded.context_length, loaded.context_length, capacity
+        )
+        self._scheduler = Scheduler(
+            loaded.kv_shape,
+            capacity=capacity,
+            max_running=config.max_running_requests,
+            chunk=config.chunked_prefill_size,
+            context_length=self.context_length,
+            vocab_size=self.vocab_size,
+        )
+        self._threads = config.num_threads or len(os.sched_getaffinity(0))
+        self._sampler = Sampler([])
+        self._sampler_batch: list[Sequence] = []
+        self._paused = False
+        self._released = False
+        self._busy_seconds = 0.0
+        self._arrivals = 0
+        self._rids: set[str] = set()
+        self._calls: list[Callable[[], None]] = []
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._worker: threading.Thread | None = None
+
+    # --- life
+
+    def start(self) -> None:
+        """Start the worker thread."""
+        self._worker = threading.Thread(target=self._work, name="slime-engine", daemon=True)
+        self._worker.start()
+
+    def shutdown(self) -> None:
+        """Abort what is in flight and end the worker."""
+        if self._worker is None or not self._worker.is_alive():
+            return
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._worker.join()
+
+    # --- requests
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        """Queue a request. `listener` is called on the worker thread, the last time with a finish reason.
+
+        Raises:
+            EngineRequestError: a token is outside the vocabulary, the prompt is empty or too long, or the name is in use.
+            EngineUnavailableError: the engine does not run.
+        """
+        self._check(request)
+        with self._wake:
+            self._require_worker()
+            if request.rid in self._rids:
+                raise EngineRequestError("a request of this name is in flight", place=f"rid {request.rid}")
+            self._rids.add(request.rid)
+            self._arrivals += 1
+            sequence = self._new_sequence(request, listener, self._arrivals)
+            self._calls.append(lambda: self._scheduler.add(sequence))
+            self._wake.notify()
+
+    def abort(self, rid: str) -> None:
+        """End a request with what it has; an unknown name is fine."""
+        self._post(lambda: self._abort(rid))
+
+    def abort_all(self) -> None:
+        """End all requests with what they have."""
+        self._post(self._abort_all)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop stepping; returns when the worker stands still. New requests wait for `resume`.
+
+        `abort` ends the requests in flight, `in_place` keeps their keys and values, `retract` drops these, to be
+        computed again after `resume`.
+        """
+
+        def pause() -> None:
+            self._paused = True
+            if mode == "abort":
+                self._abort_all()
+            elif mode == "retract":
+                self._scheduler.retract_all()
+
+        self._call(pause)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+
+        def resume() -> None:
+            self._paused = False
+
+        self._call(resume)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` is in force."""
+        return self._paused
+
+    # --- memory and weights
+
+    def flush_cache(self) -> bool:
+        """Forget all prefixes; False, and nothing done, while requests run or are paused in place."""
+
+        def flush() -> bool:
+            busy = bool(self._scheduler.live) or (self._scheduler.has_work and not self._paused)
+            if not busy:
+                self._scheduler.flush()
+            return not busy
+
+        return self._call(flush)
+
+    def update_weights(
+        self, named_tensors: Iterable[tuple[str, Tensor]], version: str, *, alias: bool, flush: bool
+    ) -> None:
+        """Swap all weights between two steps; requests in flight go on with the new ones.
+
+        Args:
+            alias: parameters become the given tensors themselves where the dtype agrees (no copy).
+            flush: keys and values computed so far are not reused as prefixes any more.
+
+        Raises:
+            EngineError: names or shapes do not fit the model; nothing was changed.
+        """
+        weights = dict(named_tensors)
+
+        def update() -> None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._runner.replace_weights(weights, alias=alias)
+            self._set_version(version, flush)
+
+        self._call(update)
+
+    def set_weight_version(self, version: str) -> None:
+        """Note that the owner of aliased tensors changed them in place; kept prefixes are forgotten."""
+        self._call(lambda: self._set_version(version, True))
+
+    def release_memory(self) -> None:
+        """Give key-value memory back until `resume_memory`; requests that come meanwhile wait.
+
+        Raises:
+            EngineError: requests run.
+        """
+
+        def release() -> None:
+            if self._scheduler.live:
+                raise EngineError(
+                    "requests hold key-value memory", remedy="pause with abort or retract first"
+                )
+            self._scheduler.free_memory()
+            self._released = True
+
+        self._call(release)
+
+    def resume_memory(self) -> None:
+        """Undo `release_memory`."""
+
+        def resume() -> None:
+            self._released = False
+
+        self._call(resume)
+
+    @property
+    def stats(self) -> EngineStats:
+        """What runs, what waits, what is held, and totals."""
+        scheduler, counters = self._scheduler, self._scheduler.counters
+        return EngineStats(
+            running=len(scheduler.live),
+            waiting=len(scheduler.waiting),
+            used_tokens=scheduler.held_tokens,
+            reusable_tokens=scheduler.store.tokens,
+            capacity=scheduler.capacity,
+            prefill_tokens=counters.prefill_tokens,
+            cached_tokens=counters.cached_tokens,
+            decode_tokens=counters.decode_tokens,
+            steps=counters.steps,
+            busy_seconds=self._busy_seconds,
+        )
+
+    # --- calls to the worker
+
+    def _require_worker(self) -> None:
+        if self._worker is None or not self._worker.is_alive() or self._stopping:
+            raise EngineUnavailableError("the engine does not run", remedy="call start() first")
+
+    def _post(self, call: Callable[[], None]) -> None:
+        with self._wake:
+            self._require_worker()
+            self._calls.append(call)
+            self._wake.notify()
+
+    def _call(self, function: Callable[[], Result]) -> Result:
+        """Run `function` on the worker between two steps and give its result or error."""
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:  # noqa: BLE001 - worker loop: the caller gets it
+                future.set_exception(error)
+
+        self._post(run)
+        return future.result()
+
+    def _check(self, request: Request) -> None:
+        ids, place = request.input_ids, f"rid {request.rid}"
+        if not ids:
+            raise EngineRequestError("the prompt is empty", place=place)
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise EngineRequestError(
+                f"token id {wrong} is outside the vocabulary of {self.vocab_size}", place=place
+            )
+        if len(ids) + min(1, request.params.max_new_tokens) > self.context_length:
+            raise EngineRequestError(
+                f"the prompt has {len(ids)} tokens, the context is {self.context_length}", place=place
+            )
+
+    def _new_sequence(self, request: Request, listener: Listener, order: int) -> Sequence:
+        def deliver(update: Update) -> None:
+            if update.finish_reason is not None:
+                self._rids.discard(request.rid)
+            try:
+                listener(update)
+            except Exception:
+                logger.exception("the listener of request %s failed", request.rid)
+
+        seed = request.params.sampling_seed
+        return Sequence(
+            request,
+            deliver,
+            self.tokenizer,
+            order=order,
+            seed=secrets.randbits(64) if seed is None else seed,
+            eos_ids=self.eos_ids,
+            context_length=self.context_length,
+        )
+
+    # --- on the worker
+
+    def _work(self) -> None:
+        torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            while not self._stopping:
+                with self._wake:
+                    while not (self._calls or self._runnable or self._stopping):
+                        self._wake.wait()
+                    calls, self._calls = self._calls, []
+                for call in calls:
+                    call()
+                if self._runnable:
+                    self._step()
+            self._abort_all()
+
+    @property
+    def _runnable(self) -> bool:
+        return self._scheduler.has_work and not (self._paused or self._released)
+
+    def _step(self) -> None:
+        """One forward and its consequences; an error fails the live requests."""
+        started = time.perf_counter()
+        try:
+            plan = self._scheduler.plan()
+            logits = self._runner.forward(plan.batch, plan.ids, plan.positions, plan.keep)
+            sampled = self._sample(plan, logits)
+            self._score(plan, logits)
+            self._scheduler.advance(plan)
+            self._commit(plan, sampled)
+        except Exception as error:  # noqa: BLE001 - worker loop
+            logger.exception("a step failed")
+            self._fail(list(self._scheduler.live.values()), f"{type(error).__name__}: {error}")
+        self._busy_seconds += time.perf_counter() - started
+
+    def _sample(self, plan: Plan, logits: Tensor) -> Sampled:
+        if plan.sampled != self._sampler_batch:
+            self._sampler_batch = plan.sampled
+            self._sampler = Sampler([sequence.sampler_row for sequence in plan.sampled])
+        return self._sampler.sample(logits[: len(plan.sampled)])
+
+    def _score(self, plan: Plan, logits: Tensor) -> None:
+        """Log-probs of prompt tokens (temperature 1)."""
+        row = len(plan.sampled)
+        for sequence, count in plan.scored:
+            rows = logits[row : row + count]
+            row += count
+            assert sequence.score_start is not None
+            first = sequence.score_start + 1
+            ids = torch.tensor(sequence.tokens[first : first + count])
+            shift = rows.logsumexp(-1)
+            logprobs = rows.gather(1, ids[:, None])[:, 0] - shift
+            wanted = sequence.request.top_logprobs_num
+            top = [top_logprobs(rows[i], shift[i].item(), wanted) for i in range(count if wanted else 0)]
+            sequence.add_scores(logprobs.tolist(), top)
+
+    def _commit(self, plan: Plan, sampled: Sampled) -> None:
+        broken = []
+        for sequence, token, logprob, top in zip(
+            plan.sampled, sampled.tokens, sampled.logprobs, sampled.top_logprobs, strict=True
+        ):
+            if logprob - logprob != 0.0:
+                broken.append(sequence)
+                continue
+            sequence.append(token, logprob, top, self.weight_version)
+            self._scheduler.settle(sequence)
+            sequence.notify(self.weight_version)
+        for sequence, _ in plan.spans:
+            if sequence.max_new_tokens == 0 and sequence.computed == len(sequence.tokens):
+                self._end(sequence, {"type": "length", "length": 0})
+        self._fail(broken, "the model gave logits that are not finite")
+
+    def _fail(self, sequences: list[Sequence], message: str) -> None:
+        self._scheduler.discard(sequences)
+        for sequence in sequences:
+            sequence.finish(abort_reason(message, 500))
+            sequence.notify(self.weight_version)
+
+    def _end(self, sequence: Sequence, reason: dict[str, Any]) -> None:
+        sequence.finish(reason)
+        self._scheduler.drop(sequence)
+        sequence.notify(self.weight_version)
+
+    def _abort(self, rid: str) -> None:
+        sequence = self._scheduler.find(rid)
+        if sequence is not None:
+            self._end(sequence, abort_reason())
+
+    def _abort_all(self) -> None:
+        for sequence in [*self._scheduler.live.values(), *self._scheduler.waiting]:
+            self._end(sequence, abort_reason())
+
+    def _set_version(self, version: str, flush: bool) -> None:
+        self.weight_version = version
+        if flush:
+            self._scheduler.flush()
+
+
+def _default_capacity(shape: KVShape) -> int:
+    """Key-value tokens that fit into a share of the memory that is free now."""
+    return max(16, int(psutil.virtual_memory().available * MEMORY_SHARE) // shape.bytes_per_token)
+
+
+__all__ = ["Counters", "Engine", "EngineStats", "PauseMode"]

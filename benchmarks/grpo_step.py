@@ -1,4 +1,4 @@
-"""GRPO steps in TRL's GRPOTrainer and in slime: same model, prompts, group size, lengths, learning rate, steps.
+"""GRPO steps in TRL's GRPOTrainer and in slime: same model, prompts, lengths, rate and steps.
 
     pip install trl==1.16.0
     python benchmarks/grpo_step.py --model models/smollm2-135m-instruct
@@ -72,10 +72,8 @@ def command_of(side: str, steps: int, seed: int, options: argparse.Namespace, fo
     """The command line of one run."""
     if side == "trl":
         words = [sys.executable, __file__, "--side", "trl", "--out", str(folder / "rewards.json")]
-        return [*words, "--model", str(options.model), "--data", str(options.data), "--steps", str(steps)] + [
-            "--seed",
-            str(seed),
-        ]
+        words += ["--model", str(options.model), "--data", str(options.data)]
+        return [*words, "--steps", str(steps), "--seed", str(seed)]
     flags = {
         "hf-checkpoint": str(options.model),
         "prompt-data": str(options.data / "train.jsonl"),
@@ -146,7 +144,8 @@ def compare(options: argparse.Namespace) -> None:
         for side, part in result.items()
     }
     print(
-        f"CPU seconds a step: slime {cost['slime']:.1f}, trl {cost['trl']:.1f}: {cost['trl'] / cost['slime']:.2f}x"
+        f"CPU seconds a step: slime {cost['slime']:.1f}, trl {cost['trl']:.1f}: "
+        f"{cost['trl'] / cost['slime']:.2f}x"
     )
     if options.out:
         options.out.write_text(json.dumps(result, indent=1))

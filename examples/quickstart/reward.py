@@ -1,9 +1,12 @@
 """Rewards of the quickstart. A reward hook is one function: it gets a `Sample` and returns a number."""
 
 import re
+from typing import Any
+
+from slime.utils.types import Sample
 
 
-async def just_the_number(args, sample, **kwargs) -> float:
+async def just_the_number(args: Any, sample: Sample, **kwargs: Any) -> float:
     """1.0 for the right number and nothing else, 0.5 when it ends the answer, else 0.0."""
     text = sample.response.replace("<|im_end|>", "").strip()
     if text == sample.label:
@@ -11,7 +14,7 @@ async def just_the_number(args, sample, **kwargs) -> float:
     return 0.5 * ends_with(text, sample.label)
 
 
-async def correct(args, sample, **kwargs) -> float:
+async def correct(args: Any, sample: Sample, **kwargs: Any) -> float:
     """1.0 when the last number of the answer is the sum."""
     return float(ends_with(sample.response.replace("<|im_end|>", ""), sample.label))
 

@@ -60,13 +60,13 @@ class Config:
         return make_plan(self.data, self.rollout, self.evaluation, prompts_in_data, first_rollout_step)
 
     def flags(self) -> dict[str, Any]:
-        """Every flag that has a value, by name: what a ``--config`` file with this configuration says."""
+        """Flags that differ from their default, by name: a ``--config`` file that says this configuration."""
         args = self.args()
         values = {row.name: (getattr(args, row.dest), row) for row in all_flags()}
         return {
             name: not value if row.negated else value
             for name, (value, row) in values.items()
-            if value is not None
+            if value != row.default
         }
 
     def args(self, **derived: Any) -> ArgsView:

@@ -27,7 +27,7 @@ def all_flags() -> list[Flag]:
 
 
 def parse_values(argv: list[str], flags: Iterable[Flag], prog: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """Values by dest (defaults filled in), and the dests that the user gave.
+    """Values by dest (defaults filled in), and the dests that the user set to something else.
 
     Raises:
         ConfigError: unknown flag or key, wrong type, out of range.
@@ -37,8 +37,9 @@ def parse_values(argv: list[str], flags: Iterable[Flag], prog: str) -> tuple[dic
     config_file = given.pop("config", None)
     from_file = read_yaml(Path(config_file), table) if config_file else {}
     merged = from_file | given
-    values = {row.dest: _copied(row.default) for row in table.values()}
-    return values | merged, frozenset(merged)
+    defaults = {row.dest: row.default for row in table.values()}
+    values = {dest: _copied(default) for dest, default in defaults.items()} | merged
+    return values, frozenset(dest for dest in merged if merged[dest] != defaults[dest])
 
 
 def parse_section(

@@ -1,0 +1,166 @@
+"""Law 8: configuration is closed; what cannot run or cannot learn is refused before a model loads."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.config import load_config
+from slime.config.parse import all_flags
+from slime.errors import ConfigError
+
+
+@pytest.fixture
+def base(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "data.jsonl").write_text('{"input": "1+1", "label": "2"}\n')
+    return [
+        *("--hf-checkpoint", str(tmp_path / "model")),
+        *("--prompt-data", str(tmp_path / "data.jsonl")),
+        *("--rollout-batch-size", "8", "--n-samples-per-prompt", "4"),
+        *("--num-rollout", "10", "--rollout-max-response-len", "16"),
+    ]
+
+
+def refused(argv):
+    with pytest.raises(ConfigError) as caught:
+        load_config(argv)
+    return str(caught.value)
+
+
+def test_values_arrive_typed_in_their_section(base):
+    config = load_config([*base, "--lr", "1e-5", "--rollout-stop", "a", "b", "--no-use-tensorboard"])
+    assert (config.train.lr, config.rollout.rollout_stop) == (1e-5, ["a", "b"])
+    assert config.run.use_tensorboard is False
+
+
+def test_an_unknown_flag_names_the_nearest(base):
+    text = refused([*base, "--rollout-bach-size", "3"])
+    assert "rollout-bach-size" in text and "'rollout-batch-size'" in text
+
+
+def test_flags_are_never_abbreviated(base):
+    assert "unknown flag 'rollout-temp'" in refused([*base, "--rollout-temp", "1"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lr", "fast"], "--lr: expects a number, got 'fast'"),
+        (["--lr", "-1"], "--lr: must be at least 0, got -1"),
+        (["--lr", "nan"], "--lr: expects a number"),
+        (["--n-samples-per-prompt", "2.5"], "--n-samples-per-prompt: expects a whole number"),
+        (["--rollout-top-p", "0"], "--rollout-top-p: must be above 0"),
+        (["--advantage-estimator", "grop"], "--advantage-estimator: must be one of grpo"),
+        (["--apply-chat-template-kwargs", "[1]"], "expects a JSON object"),
+        (["--n-samples-per-prompt", "1"], "cannot learn"),
+        (["--rollout-temperature", "0"], "cannot learn"),
+        (["--rollout-top-k", "1"], "cannot learn"),
+        (["--lr", "0"], "cannot learn"),
+        (["--num-epoch", "1"], "contradicts --num-epoch"),
+        (["--global-batch-size", "64"], "is never full"),
+        (["--over-sampling-batch-size", "4"], "is below --rollout-batch-size 8"),
+        (["--kl-loss-coef", "0.1"], "has no effect without --use-kl-loss"),
+        (["--use-kl-loss"], "--kl-loss-coef is 0"),
+        (["--max-tokens-per-gpu", "100"], "has no effect without --use-dynamic-batch-size"),
+        (["--use-dynamic-batch-size"], "needs --max-tokens-per-gpu"),
+        (["--save-interval", "2"], "has no effect without --save"),
+        (["--eval-interval", "2"], "has no effect without --eval-prompt-data"),
+        (["--eval-prompt-data", "x"], "pairs of name and path"),
+        (["--rm-type", "remote_rm"], "needs --rm-url"),
+        (["--rollout-max-context-len", "16"], "leaves no room for a prompt"),
+        (["--debug-train-only"], "has nothing to train on"),
+        (["--hf-checkpoint", "nowhere"], "model folder 'nowhere' is not there"),
+        (["--prompt-data", "nowhere.jsonl"], "file 'nowhere.jsonl' is not there"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_flag(base, words, message):
+    assert message in refused([*base, *words])
+
+
+def test_all_problems_are_reported_together(base):
+    text = refused([*base, "--lr", "0", "--kl-loss-coef", "0.1"])
+    assert "2 problems" in text and "--lr" in text and "--kl-loss-coef" in text
+
+
+def test_yaml_gives_flags_and_the_command_line_wins(base, tmp_path):
+    file = tmp_path / "flags.yaml"
+    file.write_text("lr: 1e-5\nn_samples_per_prompt: 2\ndisable-rewards-normalization: true\n")
+    config = load_config([*base, "--config", str(file)])
+    assert (config.train.lr, config.data.n_samples_per_prompt) == (1e-5, 4)
+    assert config.algorithm.rewards_normalization is False
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr: 1\nlearning-rate: 2\n", "flags.yaml:2: unknown flag 'learning-rate'"),
+        ("lr: [1]\n", "flags.yaml:1: lr: expects a number"),
+        ("- lr\n", "must be a mapping"),
+        ("lr: {\n", "is not YAML"),
+    ],
+)
+def test_a_bad_config_file_is_named_with_its_line(base, tmp_path, text, message):
+    file = tmp_path / "flags.yaml"
+    file.write_text(text)
+    assert message in refused([*base, "--config", str(file)])
+
+
+def test_written_flags_read_back_to_the_same_configuration(base, tmp_path):
+    import yaml
+
+    config = load_config([*base, "--disable-grpo-std-normalization", "--rollout-stop", "x"])
+    file = tmp_path / "flags.yaml"
+    file.write_text(yaml.safe_dump(config.flags()))
+    assert load_config(["--config", str(file)]).flags() == config.flags()
+
+
+def test_args_are_read_only_apart_from_user_keys(base, tmp_path):
+    (tmp_path / "mine.yaml").write_text("my_key: 3\n")
+    args = load_config([*base, "--custom-config-path", str(tmp_path / "mine.yaml")]).args()
+    assert (args.my_key, args.n_samples_per_prompt) == (3, 4)
+    args.my_key = 4
+    args.another = 5
+    assert (args.my_key, args.another) == (4, 5)
+    with pytest.raises(ConfigError, match="read-only"):
+        args.lr = 1.0
+    with pytest.raises(AttributeError, match="did you mean 'num_rollout'"):
+        _ = args.num_rolout
+    assert getattr(args, "absent", None) is None
+    assert pickle.loads(pickle.dumps(args)).my_key == 4
+
+
+def test_user_keys_cannot_set_flags(base, tmp_path):
+    (tmp_path / "mine.yaml").write_text("lr: 3\n")
+    assert "sets flags: lr" in refused([*base, "--custom-config-path", str(tmp_path / "mine.yaml")])
+
+
+def test_every_flag_has_a_meaning_and_a_unique_name():
+    flags = all_flags()
+    assert all(flag.help for flag in flags)
+    assert len({flag.name for flag in flags}) == len({flag.dest for flag in flags}) == len(flags)
+
+
+@given(
+    prompts=st.integers(1, 50), rollouts=st.integers(2, 16), steps=st.integers(1, 8), count=st.integers(1, 20)
+)
+def test_the_plan_covers_every_rollout(tmp_path_factory, prompts, rollouts, steps, count):
+    folder = tmp_path_factory.getbasetemp() / "plan"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    config = load_config(
+        [
+            *("--hf-checkpoint", str(folder), "--disable-rollout-global-dataset"),
+            *("--rollout-batch-size", str(prompts), "--n-samples-per-prompt", str(rollouts)),
+            *("--num-steps-per-rollout", str(steps), "--num-rollout", str(count)),
+            *("--rollout-max-response-len", "8"),
+        ]
+    )
+    plan = config.plan(None)
+    assert plan.rollouts_per_rollout_step == prompts * rollouts
+    covered = plan.rollouts_per_optimizer_step * plan.optimizer_steps_per_rollout_step
+    assert 0 <= covered - plan.rollouts_per_rollout_step < plan.rollouts_per_optimizer_step
+    assert plan.optimizer_steps == count * plan.optimizer_steps_per_rollout_step

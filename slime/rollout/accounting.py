@@ -1,0 +1,132 @@
+"""The books of rollouts (law 5): submitted = trained + filtered + failed + requeued + in flight.
+
+Invariant: every submission has a ticket, and every ticket gets exactly one fate; a second fate raises.
+Counts rollouts, not samples or prompts. Knows nothing of how rollouts run.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from slime.errors import SlimeError
+
+
+class AccountingError(SlimeError):
+    """A rollout was lost, counted twice, or settled without having been submitted."""
+
+
+class Fate(enum.Enum):
+    """What became of a submitted rollout."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    REQUEUED = "requeued"
+
+
+@dataclass
+class Account:
+    """Counts over a step or a run. `carried` is what was in flight when it began."""
+
+    name: str
+    carried: int = 0
+    submitted: int = 0
+    fates: Counter[tuple[Fate, str]] = field(default_factory=Counter)
+
+    def total(self, fate: Fate) -> int:
+        """Rollouts of this fate, whatever the reason."""
+        return sum(count for (kind, _), count in self.fates.items() if kind is fate)
+
+    def reasons(self, fate: Fate) -> dict[str, int]:
+        """Count by reason, most frequent first."""
+        return {reason: count for (kind, reason), count in self.fates.most_common() if kind is fate}
+
+    @property
+    def in_flight(self) -> int:
+        """What the identity leaves: submitted or carried, without a fate."""
+        return self.carried + self.submitted - self.fates.total()
+
+    def line(self) -> str:
+        """The identity, for a person."""
+        carried = f"{self.carried} carried + " if self.carried else ""
+        parts = [f"{self.total(Fate.TRAINED)} trained"]
+        for fate in (Fate.FILTERED, Fate.FAILED):
+            parts.append(f"{self.total(fate)} {fate.value}{_brackets(self.reasons(fate))}")
+        parts += [f"{self.total(Fate.REQUEUED)} requeued", f"{self.in_flight} in flight"]
+        return f"{self.name}: {carried}{self.submitted} submitted = {' + '.join(parts)}"
+
+    def metrics(self) -> dict[str, float]:
+        """``rollout/accounting/...``: totals, and one count a reason."""
+        prefix = "rollout/accounting/"
+        values: dict[str, float] = {
+            prefix + "submitted": self.submitted,
+            prefix + "in_flight": self.in_flight,
+        }
+        for fate in Fate:
+            values[prefix + fate.value] = self.total(fate)
+        for fate in (Fate.FILTERED, Fate.FAILED):
+            for reason, count in self.reasons(fate).items():
+                values[f"{prefix}{fate.value}/{reason}"] = count
+        return values
+
+
+class Ledger:
+    """The tickets of a run, with an account for the step and one for the whole."""
+
+    def __init__(self) -> None:
+        self.total = Account("total")
+        self.step = Account("step")
+        self._open: set[int] = set()
+        self._tickets = itertools.count()
+
+    def begin(self, name: str) -> Account:
+        """Start the account of a step; what is open is carried into it."""
+        self.step = Account(name, carried=len(self._open))
+        return self.step
+
+    def submit(self, count: int) -> list[int]:
+        """Open `count` tickets, one a rollout."""
+        tickets = list(itertools.islice(self._tickets, count))
+        self._open.update(tickets)
+        for account in (self.step, self.total):
+            account.submitted += count
+        return tickets
+
+    def settle(self, tickets: Iterable[int], fate: Fate, reason: str = "") -> None:
+        """Give these rollouts their fate.
+
+        Raises:
+            AccountingError: a ticket is unknown or has its fate already.
+        """
+        for ticket in tickets:
+            if ticket not in self._open:
+                raise AccountingError(
+                    f"rollout ticket {ticket} is settled twice, now as {fate.value} {reason}"
+                )
+            self._open.remove(ticket)
+            for account in (self.step, self.total):
+                account.fates[fate, reason] += 1
+
+    def check(self, in_flight: int) -> None:
+        """Compare the books with what really is in flight.
+
+        Args:
+            in_flight: rollouts that the scheduler holds, counted there.
+
+        Raises:
+            AccountingError: the identity does not hold.
+        """
+        for account in (self.step, self.total):
+            if account.in_flight != in_flight or len(self._open) != in_flight:
+                raise AccountingError(
+                    f"rollouts do not add up: {account.line()}, but {in_flight} are really in flight"
+                )
+
+
+def _brackets(reasons: dict[str, int]) -> str:
+    named = ", ".join(f"{reason or 'unnamed'} {count}" for reason, count in reasons.items())
+    return f" ({named})" if named else ""

@@ -1,0 +1,319 @@
+"""Client of one engine, or of a router before several, in SGLang's native HTTP protocol.
+
+Invariant: every request has a deadline; a retry happens only where it can help; a cancelled generation is
+aborted at the engine by its rid; every sampled token comes back with its id and log-prob, or an error does.
+Knows nothing of samples, tokenizers or schedules. aiohttp is imported at the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import orjson
+
+from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
+from slime.rollout.generation import Generation, parse_generation
+
+if TYPE_CHECKING:
+    import aiohttp
+
+RETRY_STATUSES = frozenset({429, 502, 503, 504})
+ABORT_SECONDS = 2.0
+"""Deadline of the abort that follows a cancellation."""
+CONTROL_SECONDS = 120.0
+CONNECT_SECONDS = 10.0
+ROUTING_HEADER = "X-SMG-Routing-Key"
+
+
+class _Transient(Exception):  # noqa: N818 - internal: a failure that a retry can help
+    pass
+
+
+class EngineClient:
+    """Talks to the engine at `url`.
+
+    Args:
+        retries: tries after the first, where a retry can help.
+        backoff: seconds before the first retry; doubles up to 5 s, half of it random.
+    """
+
+    def __init__(self, url: str, *, retries: int = 5, backoff: float = 0.25) -> None:
+        self.url = url.rstrip("/")
+        self._retries = retries
+        self._backoff = backoff
+        self._is_engine = False
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+            WeakKeyDictionary()
+        )
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+        *,
+        rid: str | None = None,
+        routing_key: str | None = None,
+        timeout: float,
+    ) -> Generation:
+        """Sample one continuation of `input_ids`.
+
+        Args:
+            rid: name of the request at the engine (default: a fresh one).
+            routing_key: keeps a session on one worker.
+            timeout: seconds for all tries together.
+
+        Raises:
+            EngineRequestError: 4xx, with the engine's message.
+            EngineUnavailableError: the engine cannot be reached, or died while it generated.
+            EngineError: it failed (5xx), or its answer lacks token ids or log-probs.
+            DeadlineError: no answer within `timeout`; the request was aborted.
+        """
+        rid = rid or uuid.uuid4().hex
+        headers = {ROUTING_HEADER: routing_key} if routing_key else {}
+        body = {
+            "input_ids": list(input_ids),
+            "sampling_params": sampling_params,
+            "return_logprob": True,
+        }
+        try:
+            answer = await self._generate(rid, body, headers, timeout)
+        except (asyncio.CancelledError, DeadlineError):
+            await self._abort_soon(rid)
+            raise
+        return parse_generation(answer, self.url)
+
+    async def abort(self, rid: str) -> None:
+        """Abort the request `rid` (and its retries); an unknown rid is no error."""
+        await self._broadcast("/abort_request", {"rid": rid}, ABORT_SECONDS)
+
+    async def abort_all(self) -> None:
+        """Abort everything that runs or waits."""
+        await self._broadcast("/abort_request", {"abort_all": True}, CONTROL_SECONDS)
+
+    async def pause(self, mode: str) -> None:
+        """Pause generation: ``abort`` ends running requests, ``in_place`` and ``retract`` keep them."""
+        await self._broadcast("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Continue after `pause`."""
+        await self._broadcast("/continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        """Drop the prefix cache.
+
+        Raises:
+            EngineRequestError: requests are running.
+        """
+        await self._broadcast("/flush_cache", {})
+
+    async def health(self, timeout: float = 30.0) -> bool:
+        """True if the engine generates a token within `timeout` seconds."""
+        try:
+            await self._once("GET", self.url + "/health_generate", None, {}, timeout)
+        except (_Transient, EngineError, DeadlineError):
+            return False
+        return True
+
+    async def server_info(self) -> dict[str, Any]:
+        """``/server_info`` of the first worker."""
+        return await self._get_object("/server_info")
+
+    async def model_info(self) -> dict[str, Any]:
+        """``/model_info`` of the first worker: model path and weight version."""
+        return await self._get_object("/model_info")
+
+    async def loads(self) -> list[dict[str, Any]]:
+        """One entry a scheduler of each worker: running and waiting requests, tokens in use."""
+        answers = await self._broadcast("/v1/loads", None, method="GET")
+        return [load for answer in answers for load in _object(answer, "/v1/loads").get("loads", [])]
+
+    async def begin_weight_update(self) -> None:
+        """Open a weight update."""
+        await self._broadcast("/begin_weight_update", {})
+
+    async def end_weight_update(self) -> None:
+        """Close a weight update."""
+        await self._broadcast("/end_weight_update", {})
+
+    async def update_weights_from_tensor(
+        self,
+        serialized_named_tensors: Sequence[str],
+        *,
+        weight_version: str,
+        load_format: str | None = None,
+        flush_cache: bool = True,
+        timeout: float = 600.0,
+    ) -> None:
+        """Load tensors that another process shares.
+
+        Raises:
+            EngineError: the engine did not take them.
+        """
+        body = {
+            "serialized_named_tensors": list(serialized_named_tensors),
+            "load_format": load_format,
+            "flush_cache": flush_cache,
+            "weight_version": weight_version,
+        }
+        _all_succeeded(await self._broadcast("/update_weights_from_tensor", body, timeout), self.url)
+
+    async def update_weights_from_disk(
+        self, model_path: str, *, weight_version: str, flush_cache: bool = True, timeout: float = 600.0
+    ) -> None:
+        """Load a Hugging Face folder.
+
+        Raises:
+            EngineError: the engine did not take it.
+        """
+        body = {"model_path": model_path, "weight_version": weight_version, "flush_cache": flush_cache}
+        _all_succeeded(await self._broadcast("/update_weights_from_disk", body, timeout), self.url)
+
+    async def release_memory(self, tags: Sequence[str] | None = None) -> None:
+        """Give up memory: ``kv_cache``, ``weights``, ``cuda_graph`` (default: all)."""
+        await self._broadcast("/release_memory_occupation", _tags(tags))
+
+    async def resume_memory(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory back."""
+        await self._broadcast("/resume_memory_occupation", _tags(tags))
+
+    async def workers(self) -> tuple[str, ...]:
+        """Base URLs behind a router, else the engine itself. Routers pass no control call on."""
+        if self._is_engine:
+            return (self.url,)
+        try:
+            listing = await self._request("GET", self.url + "/workers", None, {}, CONTROL_SECONDS)
+        except EngineRequestError:
+            self._is_engine = True
+            return (self.url,)
+        return tuple(worker["url"].rstrip("/") for worker in _object(listing, "/workers")["workers"])
+
+    async def _generate(self, rid: str, body: dict[str, Any], headers: dict[str, str], timeout: float) -> Any:
+        """All tries of a generation within `timeout`; each under the same rid, for one abort ends all."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._request(
+                    "POST", self.url + "/generate", {"rid": rid} | body, headers, timeout
+                )
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"no answer within {timeout:g} s", place=f"{self.url}, request {rid}"
+            ) from error
+
+    async def _abort_soon(self, rid: str) -> None:
+        """Abort in a task of its own, which a second cancellation of the caller does not end."""
+        task = asyncio.create_task(self.abort(rid))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({task}, timeout=ABORT_SECONDS)
+
+    async def _broadcast(
+        self, path: str, body: dict[str, Any] | None, timeout: float = CONTROL_SECONDS, method: str = "POST"
+    ) -> list[Any]:
+        """The same control call at every worker."""
+        urls = await self.workers()
+        return await asyncio.gather(*(self._request(method, url + path, body, {}, timeout) for url in urls))
+
+    async def _get_object(self, path: str) -> dict[str, Any]:
+        url = (await self.workers())[0] + path
+        return _object(await self._request("GET", url, None, {}, CONTROL_SECONDS), path)
+
+    async def _request(
+        self, method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str], timeout: float
+    ) -> Any:
+        """One call with its retries."""
+        for attempt in range(self._retries + 1):
+            try:
+                return await self._once(method, url, body, headers, timeout)
+            except _Transient as error:
+                if attempt == self._retries:
+                    raise EngineUnavailableError(
+                        f"{error} ({attempt + 1} tries)", place=url, remedy="see the log of the engine"
+                    ) from error
+            await asyncio.sleep(min(self._backoff * 2**attempt, 5.0) * random.uniform(0.5, 1.0))
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    async def _once(
+        self, method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str], timeout: float
+    ) -> Any:
+        import aiohttp
+
+        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
+        data = None if body is None else orjson.dumps(body)
+        headers = headers | {"Content-Type": "application/json"}
+        session = self._session()
+        try:
+            async with session.request(method, url, data=data, headers=headers, timeout=limits) as response:
+                content = await response.read()
+        except TimeoutError as error:
+            raise DeadlineError(f"no answer within {timeout:g} s", place=url) from error
+        except aiohttp.ClientPayloadError as error:
+            raise EngineUnavailableError(f"died while it answered: {error}", place=url) from error
+        except aiohttp.ClientConnectionError as error:
+            raise _Transient(f"{type(error).__name__}: {error}") from error
+        return _checked(response.status, content, url)
+
+    def _session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._sessions[loop] = aiohttp.ClientSession(connector=connector, trust_env=False)
+        return self._sessions[loop]
+
+
+def _checked(status: int, content: bytes, url: str) -> Any:
+    """The parsed body of a good answer; JSON where it is JSON, else text."""
+    if status in RETRY_STATUSES:
+        raise _Transient(f"answered {status}: {_message(content)}")
+    if 400 <= status < 500:
+        raise EngineRequestError(f"answered {status}: {_message(content)}", place=url)
+    if status >= 500:
+        raise EngineError(f"answered {status}: {_message(content)}", place=url)
+    return _parsed(content)
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return content.decode(errors="replace")
+
+
+def _message(content: bytes) -> str:
+    """The engine's own words: ``{"error": {"message": ...}}``, ``{"error": ...}``, or the text."""
+    parsed = _parsed(content)
+    error = parsed.get("error", parsed) if isinstance(parsed, dict) else parsed
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:2000]
+
+
+def _object(answer: Any, path: str) -> dict[str, Any]:
+    if not isinstance(answer, dict):
+        raise EngineError(f"{path} answered {answer!r:.200}, expected an object")
+    return answer
+
+
+def _all_succeeded(answers: list[Any], url: str) -> None:
+    for answer in answers:
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineError(f"weight update failed: {answer.get('message')}", place=url)
+
+
+def _tags(tags: Sequence[str] | None) -> dict[str, Any]:
+    return {} if tags is None else {"tags": list(tags)}

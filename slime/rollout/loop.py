@@ -1,0 +1,96 @@
+"""The process-wide event loop of rollouts: one daemon thread, started at first use.
+
+Invariant: engine sessions and semaphores belong to this loop, so that they outlive one rollout step.
+Synchronous callers (Ray actors, scripts) enter it through `run_blocking`; knows nothing of what runs in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from slime.errors import SlimeError
+
+T = TypeVar("T")
+CANCEL_SECONDS = 15.0
+"""How long an interrupted caller waits for the coroutine to clean up (engine aborts, requeues)."""
+
+
+class BackgroundLoop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self.thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end and return its value; an interrupt of the caller cancels it first.
+
+        Raises:
+            SlimeError: called from the loop itself, which would wait for ever.
+        """
+        if threading.current_thread() is self.thread:
+            work.close()
+            raise SlimeError(
+                "run_blocking was called inside the rollout event loop", remedy="await the coroutine instead"
+            )
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(self.loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: _copy(task, outcome))
+
+        self.loop.call_soon_threadsafe(start)
+        try:
+            return outcome.result()
+        except BaseException:
+            if not outcome.done():
+                self.loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                concurrent.futures.wait([outcome], timeout=CANCEL_SECONDS)
+            raise
+
+    def stop(self) -> None:
+        """End the loop and its thread; tasks that still run are dropped."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+_lock = threading.Lock()
+_shared: BackgroundLoop | None = None
+
+
+def background_loop() -> BackgroundLoop:
+    """The one loop of this process (a forked child gets its own)."""
+    global _shared
+    with _lock:
+        if _shared is None or not _shared.thread.is_alive():
+            _shared = BackgroundLoop("slime-rollout")
+        return _shared
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the rollout loop and wait for its value.
+
+    Raises:
+        SlimeError: called from the loop itself.
+    """
+    return background_loop().run(work)
+
+
+def _copy(task: asyncio.Task[T], outcome: concurrent.futures.Future[T]) -> None:
+    if task.cancelled():
+        outcome.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())

@@ -1,0 +1,80 @@
+"""Rewards of finished rollouts: sample by sample, or a whole group in one call, each under a deadline.
+
+Invariant: after it every sample of the rollout has a checked, finite reward, or an error says why not.
+Knows where rewards come from only by `rm_hub`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.rm_hub.validity import checked_reward
+from slime.rollout.tasks import GRACE_SECONDS, all_of, bounded
+from slime.utils.types import Sample
+
+BUILTIN_SLACK = 600.0
+"""Seconds that a built-in check may wait for a free process; the check itself has ``--reward-timeout``."""
+HOOK_SLACK = 1.0
+"""The reward hub's own deadline comes first, with the better message; this one ends what ignores it."""
+
+
+class Rewarder:
+    """Reads custom_rm_path, group_rm, reward_timeout and the reward keys of `args`."""
+
+    def __init__(self, args: Any, grace: float = GRACE_SECONDS) -> None:
+        self._args = args
+        self._grace = grace
+        self._path: str | None = getattr(args, "custom_rm_path", None)
+        self._timeout = float(getattr(args, "reward_timeout", None) or 60.0)
+        self.by_group = bool(getattr(args, "group_rm", False))
+
+    def place(self, samples: Sequence[Sample]) -> str:
+        """Where the reward of these samples comes from, for messages."""
+        own = next((sample.custom_rm_path for sample in samples if sample.custom_rm_path), None)
+        return own or self._path or "slime.rollout.rm_hub"
+
+    def seconds(self, samples: Sequence[Sample]) -> float:
+        """Deadline of the reward of one of these samples."""
+        custom = self._path or any(sample.custom_rm_path for sample in samples)
+        return self._timeout + (HOOK_SLACK if custom else BUILTIN_SLACK)
+
+    async def reward(self, samples: Sequence[Sample]) -> None:
+        """Reward those samples of a rollout that have none, at once.
+
+        Raises:
+            RewardError, HookError, DeadlineError: as `async_rm`, or past the deadline.
+        """
+        missing = [sample for sample in samples if sample.reward is None]
+        rewards = await all_of(self._one(sample) for sample in missing)
+        self._store(samples, missing, rewards)
+
+    async def reward_together(self, samples: Sequence[Sample], place: str) -> None:
+        """Reward the samples of a group in one call.
+
+        Raises:
+            RewardError, HookError, DeadlineError: as `batched_async_rm`, or past the deadline.
+        """
+        missing = [sample for sample in samples if sample.reward is None]
+        if missing:
+            work = batched_async_rm(self._args, missing)
+            self._store(samples, missing, await self._bounded(work, missing, place))
+
+    async def _one(self, sample: Sample) -> Any:
+        return await self._bounded(async_rm(self._args, sample), [sample], f"rollout {sample.rollout_id}")
+
+    async def _bounded(self, work: Any, samples: Sequence[Sample], place: str) -> Any:
+        return await bounded(
+            work,
+            seconds=self.seconds(samples),
+            what=f"reward ({self.place(samples)})",
+            place=place,
+            grace=self._grace,
+        )
+
+    def _store(self, samples: Sequence[Sample], missing: Sequence[Sample], rewards: Sequence[Any]) -> None:
+        for sample, reward in zip(missing, rewards, strict=True):
+            sample.reward = reward
+        for sample in samples:
+            sample.reward = checked_reward(sample.reward, source="reward", sample=sample, args=self._args)

@@ -1,0 +1,225 @@
+"""Runs one rollout: generate hook under its deadline, sample hooks, reward; and the rollouts of a group.
+
+Invariant: whatever user code does, one call gives one `Rollout`; what went wrong becomes its outcome with a
+reason, never a reward (law 4). Only configuration errors and cancellation by the owner pass through.
+Knows nothing of batches, filters or data sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime.errors import ConfigError, HookError
+from slime.rollout.boundary import check_trainable, checked_siblings
+from slime.rollout.hooks import call_generate, load_hook
+from slime.rollout.inflight import IN_FLIGHT, Entry, InFlight
+from slime.rollout.outcome import Failed, Member, Outcome, Rollout, Timings, outcome_of
+from slime.rollout.rewarding import Rewarder
+from slime.rollout.sample_hooks import apply_rollout_sample_hooks
+from slime.rollout.tasks import GRACE_SECONDS, all_of, bounded
+from slime.utils.types import Sample
+
+DEFAULT_GENERATE = "slime.rollout.sglang_rollout.generate"
+Generate = Callable[[Any, Sample, dict[str, Any]], Awaitable[Sample]]
+_DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What the rollouts of one step or evaluation have in common.
+
+    Attributes:
+        step: number of the rollout step, for sample hooks.
+        sampling_params: each rollout gets a copy of its own.
+        seed: base of the sampling seeds, or None to leave them to the engine.
+    """
+
+    step: int
+    sampling_params: dict[str, Any]
+    evaluation: bool = False
+    seed: int | None = None
+
+    def params(self, sample: Sample) -> dict[str, Any]:
+        """The parameters of one rollout; the same rollout of the same run gets the same seed."""
+        params = dict(self.sampling_params)
+        if self.seed is not None and sample.index is not None:
+            params.setdefault("sampling_seed", (self.seed * 1_000_003 + sample.index) % 2**31)
+        return params
+
+
+class RolloutRunner:
+    """Runs rollouts for one configuration.
+
+    Args:
+        args: what hooks get; reads custom_generate_function_path, rollout_sample_hook_path, rollout_timeout.
+        generate: the default generation, where no hook is set.
+        slots: bounds the rollouts that generate at once; rewards are outside of it.
+        grace: seconds that cancelled user code may take to end.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        *,
+        generate: Generate,
+        slots: asyncio.Semaphore,
+        inflight: InFlight = IN_FLIGHT,
+        grace: float = GRACE_SECONDS,
+    ) -> None:
+        self._args = args
+        self._generate = generate
+        self._slots = slots
+        self._inflight = inflight
+        self._grace = grace
+        self._timeout = float(getattr(args, "rollout_timeout", None) or 1800.0)
+        self._rewarder = Rewarder(args, grace)
+
+    async def run_group(self, group: Sequence[Member], call: Call) -> list[Rollout]:
+        """All rollouts of a prompt, at once; then the group reward, where it is one call.
+
+        Raises:
+            ConfigError: the run is not configured for these samples.
+        """
+        rollouts = await all_of(self.run(member, call) for member in group)
+        return await self._reward_group(rollouts) if self._rewarder.by_group else rollouts
+
+    async def run(self, member: Member, call: Call) -> Rollout:
+        """One rollout. A member that is finished already is rewarded if needed, and not generated again."""
+        siblings = list(member) if isinstance(member, list) else [member]
+        base = siblings[0]
+        base.rollout_id = base.index if base.rollout_id is None else base.rollout_id
+        name = f"rollout {base.rollout_id} (group {base.group_index})"
+        with self._inflight.track(name, "queued") as entry:
+            run = _Run(siblings, isinstance(member, list), call, entry)
+            try:
+                if not all(sample.status in _DONE for sample in siblings):
+                    await self._make_samples(run)
+                await self._reward(run)
+            except ConfigError:
+                raise
+            except Exception as error:  # noqa: BLE001 - boundary: a rollout task
+                return run.failed(error)
+        return run.finished()
+
+    async def _make_samples(self, run: _Run) -> None:
+        queued = time.perf_counter()
+        async with self._slots:
+            run.queued = time.perf_counter() - queued
+            await self._run_generate(run)
+        paths = getattr(self._args, "rollout_sample_hook_path", None)
+        if paths:
+            run.enter("sample hooks", ", ".join(paths), self._timeout)
+            await self._run_sample_hooks(run)
+
+    async def _run_generate(self, run: _Run) -> None:
+        base, call = run.base, run.call
+        path = base.generate_function_path or getattr(self._args, "custom_generate_function_path", None)
+        run.enter("generate", path or DEFAULT_GENERATE, self._timeout)
+        hook = load_hook(path, "custom_generate_function_path") if path else self._generate
+        base.session_id = base.session_id or uuid.uuid4().hex
+        started = time.perf_counter()
+        result = await self._bounded(
+            run, call_generate(hook, self._args, base, call.params(base), call.evaluation)
+        )
+        run.generate = time.perf_counter() - started
+        run.fan_out = isinstance(result, list)
+        run.take(checked_siblings(result, base, run.place))
+
+    async def _run_sample_hooks(self, run: _Run) -> None:
+        hooked = apply_rollout_sample_hooks(
+            self._args, run.samples, rollout_id=run.call.step, evaluation=run.call.evaluation
+        )
+        run.take(checked_siblings(await self._bounded(run, hooked), run.base, run.place))
+
+    async def _reward(self, run: _Run) -> None:
+        """Reward what is worth one, unless the whole group is rewarded in one call later."""
+        if self._rewarder.by_group or not run.worth_reward():
+            return
+        run.enter("reward", self._rewarder.place(run.samples), self._rewarder.seconds(run.samples))
+        started = time.perf_counter()
+        await self._rewarder.reward(run.samples)
+        run.reward = time.perf_counter() - started
+
+    async def _reward_group(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """Reward the valid rollouts of a group in one call; if it breaks, all of them fail."""
+        samples = [sample for rollout in rollouts if rollout.valid for sample in rollout.samples]
+        group = f"group {rollouts[0].group_index}"
+        try:
+            with self._inflight.track(group, "group reward", self._rewarder.seconds(samples)):
+                await self._rewarder.reward_together(samples, group)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - boundary: the reward of a group of rollouts
+            failed = _failure("reward", self._rewarder.place(samples), error)
+            return [rollout.as_failed(failed, error) if rollout.valid else rollout for rollout in rollouts]
+        return rollouts
+
+    async def _bounded(self, run: _Run, work: Coroutine[Any, Any, Any]) -> Any:
+        return await bounded(
+            work,
+            seconds=self._timeout,
+            what=f"{run.phase} ({run.place})",
+            place=f"rollout {run.base.rollout_id}",
+            grace=self._grace,
+        )
+
+
+class _Run:
+    """One rollout while it runs: where it stands, for its result and its messages."""
+
+    def __init__(self, samples: list[Sample], fan_out: bool, call: Call, entry: Entry) -> None:
+        self.base = samples[0]
+        self.samples = samples
+        self.fan_out = fan_out
+        self.call = call
+        self.phase = self.place = "queued"
+        self.queued = self.generate = self.reward = 0.0
+        self._entry = entry
+
+    def enter(self, phase: str, place: str, seconds: float) -> None:
+        """Go on to a phase, in code at `place`, that should end within `seconds`."""
+        self.phase, self.place = phase, place
+        self._entry.enter(f"{phase} in {place}", seconds)
+
+    def take(self, samples: list[Sample]) -> None:
+        """Hold what user code returned, checked where it can come to training."""
+        self.samples = samples
+        if self.worth_reward() and not self.call.evaluation:
+            for sample in samples:
+                check_trainable(sample, self.place)
+
+    def worth_reward(self) -> bool:
+        """False for a rollout that user code or the engine gave up."""
+        return not any(s.status in (Sample.Status.ABORTED, Sample.Status.FAILED) for s in self.samples)
+
+    def finished(self) -> Rollout:
+        """The result by the statuses of the samples."""
+        return self._result(outcome_of(self.samples, self.place), None)
+
+    def failed(self, error: Exception) -> Rollout:
+        """The result when `error` ended it."""
+        return self._result(_failure(self.phase, self.place, error), error)
+
+    def _result(self, outcome: Outcome, error: Exception | None) -> Rollout:
+        rollout = Rollout(
+            group_index=self.base.group_index,
+            rollout_id=self.base.rollout_id,
+            samples=tuple(self.samples),
+            fan_out=self.fan_out,
+            outcome=outcome,
+            timings=Timings(self.queued, self.generate, self.reward),
+            error=error,
+        )
+        rollout.void_unless_valid()
+        return rollout
+
+
+def _failure(phase: str, place: str, error: Exception) -> Failed:
+    """Reason by phase and kind of error: few values, to count by. The hub wraps what hooks raise."""
+    cause = error.__cause__ if isinstance(error, HookError) and error.__cause__ else error
+    return Failed(f"{phase}: {type(cause).__name__}", place, str(error))

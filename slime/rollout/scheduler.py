@@ -1,0 +1,225 @@
+"""The one scheduler: takes groups from a data source, runs them, and closes batches as its policy says.
+
+Invariants: every admitted rollout gets exactly one fate in the ledger (law 5); no task outlives the
+scheduler; an exception of its own work reaches whoever awaits it; groups are accepted, dropped or put back whole.
+Knows groups, outcomes and a runner; nothing of engines, rewards or training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slime.errors import DataError
+from slime.rollout.accounting import Account, Fate, Ledger
+from slime.rollout.collector import Collector, Judge
+from slime.rollout.failures import FailureBudget
+from slime.rollout.group_run import GroupRun, IdFiller, copy_of
+from slime.rollout.inflight import IN_FLIGHT, InFlight
+from slime.rollout.outcome import Member, MemberGroup, Rollout
+from slime.rollout.policy import Leftover, Policy, View
+
+
+class Source(Protocol):
+    """The part of a data source that the scheduler uses."""
+
+    def get_samples(self, num_samples: int, /) -> Sequence[Sequence[Member]]:
+        """The next groups; fewer or none where it runs out."""
+        ...
+
+    def add_samples(self, groups: Any, /) -> None:
+        """Take groups back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A closed batch.
+
+    Attributes:
+        groups: accepted, by group index.
+        seen: all groups that were judged in the step, dropped ones too.
+        drops: dropped groups by reason.
+    """
+
+    groups: list[GroupRun]
+    seen: list[GroupRun]
+    drops: Counter[str]
+    account: Account
+
+
+RunGroup = Callable[[MemberGroup, int], Coroutine[Any, Any, list[Rollout]]]
+"""(group, step) -> its rollouts, one a member."""
+Finish = Callable[[list[GroupRun], list[GroupRun]], None]
+"""(accepted, seen): hooks of the full batch."""
+
+
+def keep_all(group: MemberGroup, outstanding: int, wanted: int) -> str | None:
+    """The filter that drops nothing."""
+    return None
+
+
+class Scheduler:
+    """Collects batches. An async context manager: leaving it ends all that is in flight.
+
+    Args:
+        wanted: groups of a batch.
+        group_size: rollouts of a group.
+        judge: the dynamic filter.
+        finish: called with the full batch before its account closes.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        run_group: RunGroup,
+        policy: Policy,
+        wanted: int,
+        group_size: int,
+        max_failed_ratio: float = 0.5,
+        judge: Judge = keep_all,
+        finish: Finish | None = None,
+        ledger: Ledger | None = None,
+        inflight: InFlight = IN_FLIGHT,
+    ) -> None:
+        self.ledger = ledger or Ledger()
+        self._source = source
+        self._run_group = run_group
+        self._policy = policy
+        self._wanted = wanted
+        self._group_size = group_size
+        self._max_failed_ratio = max_failed_ratio
+        self._judge = judge
+        self._finish = finish
+        self._inflight = inflight
+        self._running: dict[asyncio.Task[list[Rollout]], GroupRun] = {}
+        self._finished: deque[GroupRun] = deque()
+        self._ids = IdFiller()
+
+    async def __aenter__(self) -> Scheduler:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._leave(Leftover.REQUEUE)
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that run, or are finished and not yet judged."""
+        return sum(len(run.tickets) for run in (*self._running.values(), *self._finished))
+
+    async def collect(self, step: int) -> Batch:
+        """Fill one batch and close it.
+
+        Raises:
+            RolloutFailedError: too many rollouts failed, or too many groups were dropped.
+            DataError: the data source has no more prompts.
+            HookError: a filter broke its contract.
+        """
+        self.ledger.begin(f"step {step}")
+        planned = self._wanted * self._group_size
+        batch = Collector(
+            step=step,
+            wanted=self._wanted,
+            judge=self._judge,
+            ledger=self.ledger,
+            budget=FailureBudget(max_ratio=self._max_failed_ratio, planned=planned, step=step),
+        )
+        try:
+            await self._fill(batch)
+            await self._leave(self._policy.at_close(self._view(len(batch.accepted))))
+            if self._finish is not None:
+                self._finish(batch.accepted, batch.seen)
+        except BaseException:
+            self._give_back(batch.accepted)
+            await self._leave(Leftover.REQUEUE)
+            raise
+        return self._closed(batch)
+
+    async def before_update(self) -> None:
+        """Bring what is in flight to where the policy wants it while the weights change."""
+        await self._leave(self._policy.at_update(self._view(0)))
+
+    def _view(self, accepted: int) -> View:
+        return View(wanted=self._wanted, accepted=accepted, running=len(self._running))
+
+    async def _fill(self, batch: Collector) -> None:
+        self._inflight.progress = (0, self._wanted)
+        while not self._policy.is_full(self._view(len(batch.accepted))):
+            if not self._finished:
+                self._admit(batch)
+                await self._wait_for_groups(batch)
+            run = self._finished.popleft()
+            batch.settle(run, len(self._running) + len(self._finished))
+            self._inflight.progress = (len(batch.accepted), self._wanted)
+
+    def _admit(self, batch: Collector) -> None:
+        count = self._policy.admit(self._view(len(batch.accepted)))
+        if count <= 0:
+            return
+        batch.check_drawn()
+        groups = self._source.get_samples(count)
+        batch.drawn += len(groups)
+        for group in groups:
+            members = self._ids.fill(group)
+            run = GroupRun([copy_of(member) for member in members], self.ledger.submit(len(members)))
+            task = asyncio.create_task(self._run_group(members, batch.step))
+            self._running[task] = run
+
+    async def _wait_for_groups(self, batch: Collector) -> None:
+        """Wait until a group finishes. Each rollout has its deadlines, so this wait has one too."""
+        if not self._running:
+            raise DataError(
+                f"the data source has no more prompts: {batch.standing()}", place=f"rollout step {batch.step}"
+            )
+        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        for task in [task for task in self._running if task in done]:
+            run, run.rollouts = self._running[task], task.result()
+            self._finished.append(self._running.pop(task))
+
+    async def _leave(self, leftover: Leftover) -> None:
+        """Do with everything in flight what `leftover` says."""
+        if leftover is Leftover.KEEP:
+            return
+        if leftover is Leftover.REQUEUE:
+            for task in self._running:
+                task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        errors = [self._harvest(task, self._running.pop(task)) for task in list(self._running)]
+        if leftover is Leftover.REQUEUE:
+            self._give_back(self._finished)
+            self._finished.clear()
+        for error in filter(None, errors):
+            raise error
+
+    def _harvest(self, task: asyncio.Task[list[Rollout]], run: GroupRun) -> BaseException | None:
+        """Take up an ended task: its rollouts, or its prompt, fresh. Returns the task's own error."""
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            run.settle(self.ledger, Fate.REQUEUED)
+            self._source.add_samples([run.fresh])
+        else:
+            run.rollouts = task.result()
+            self._finished.append(run)
+        return error
+
+    def _give_back(self, runs: Iterable[GroupRun]) -> None:
+        """Return finished groups to the source, with their rewards."""
+        for run in runs:
+            run.settle(self.ledger, Fate.REQUEUED)
+            self._source.add_samples([run.resumable()])
+
+    def _closed(self, batch: Collector) -> Batch:
+        for run in batch.accepted:
+            run.settle_trained(self.ledger)
+        self.ledger.check(self.in_flight)
+        return Batch(
+            groups=sorted(batch.accepted, key=lambda run: run.key),
+            seen=batch.seen,
+            drops=batch.drops,
+            account=self.ledger.step,
+        )

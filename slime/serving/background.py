@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from slime.serving.embedded.server import EngineServer
 
 if TYPE_CHECKING:
+    from slime.config.sections import EngineConfig
     from slime.serving.embedded.core import EngineCore
 
 
@@ -24,10 +25,10 @@ class ServerHandle:
         url: ``http://127.0.0.1:<port>``.
     """
 
-    def __init__(self, engine: EngineCore) -> None:
+    def __init__(self, engine: EngineCore, config: EngineConfig) -> None:
         """Start the engine, and its server on a free port of the loopback interface."""
         self._engine = engine
-        self._server = EngineServer(engine)
+        self._server = EngineServer(engine, config)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._killed = False

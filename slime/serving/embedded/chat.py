@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: OpenAI's chat protocol over the tokenizer's template, without tools.
 
-Invariant: the prompt is what the template renders, and the request runs exactly as the same ids on `/generate`.
-Knows nothing of sessions, tool calls or reasoning parsers.
+Invariant: the prompt is what the template renders, and the request runs as the same ids on
+`/generate` do. Knows nothing of sessions, tool calls or reasoning parsers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from aiohttp import web
 from slime.errors import EngineRequestError
 from slime.serving.embedded.core import EngineCore
 from slime.serving.embedded.dispatch import RequestFailedError
-from slime.serving.embedded.info import served_name
 from slime.serving.embedded.protocol import GenerateCall, flag, parse_generate, parse_json
 from slime.serving.embedded.request import Request, Update
 from slime.serving.embedded.responses import DONE, error_body, meta_info, no_text, sse
@@ -25,9 +24,10 @@ from slime.serving.embedded.sampling import integer
 from slime.serving.embedded.state import STATE, ServerState, json_response, open_stream
 
 _SAME_NAME = (
-    "temperature top_p top_k min_p stop stop_token_ids n frequency_penalty presence_penalty repetition_penalty "
-    "ignore_eos skip_special_tokens no_stop_trim logit_bias"
-).split()
+    *("temperature", "top_p", "top_k", "min_p", "n", "logit_bias"),
+    *("stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
 _RENAMED = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -42,7 +42,6 @@ class ChatCall:
     """A checked chat body: the generation behind it, and what its answer shows."""
 
     generate: GenerateCall
-    model: str
     logprobs: bool
     prompt_token_ids: bool
     meta_info: bool
@@ -75,7 +74,6 @@ def parse_chat(body: Mapping[str, Any], engine: EngineCore) -> ChatCall:
         raise EngineRequestError(f"stream_options must be an object, got {options!r}.")
     return ChatCall(
         generate=parse_generate(generate_body, engine),
-        model=served_name(engine),
         logprobs=logprobs,
         prompt_token_ids=flag(body, "return_prompt_token_ids"),
         meta_info=flag(body, "return_meta_info"),
@@ -108,7 +106,8 @@ def _prompt_ids(body: Mapping[str, Any], engine: EngineCore) -> list[int]:
     tokenizer = engine.tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise EngineRequestError(
-            f"the tokenizer of {engine.model_path} has no chat template; use /generate with text or input_ids."
+            f"the tokenizer of {engine.model_path} has no chat template; "
+            "use /generate with text or input_ids."
         )
     extra = body.get("chat_template_kwargs") or {}
     if not isinstance(extra, dict):
@@ -157,13 +156,13 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     latency = time.perf_counter() - started
     choices = [_choice(state, call, index, update, latency) for index, update in enumerate(updates)]
     return json_response(
-        _envelope(call, "chat.completion")
+        _envelope(state, call, "chat.completion")
         | {"choices": choices, "usage": _usage(updates), "metadata": _metadata(updates[0])}
     )
 
 
-def _envelope(call: ChatCall, kind: str) -> dict[str, Any]:
-    return {"id": call.id, "object": kind, "created": int(time.time()), "model": call.model}
+def _envelope(state: ServerState, call: ChatCall, kind: str) -> dict[str, Any]:
+    return {"id": call.id, "object": kind, "created": int(time.time()), "model": state.model_name}
 
 
 def _choice(state: ServerState, call: ChatCall, index: int, update: Update, latency: float) -> dict[str, Any]:
@@ -230,15 +229,15 @@ async def _stream(request: web.Request, state: ServerState, call: ChatCall) -> w
     async with aclosing(state.dispatcher.updates(requests, call.generate.rid)) as updates:
         response = await open_stream(request)
         for delta in deltas:
-            await response.write(sse(_chunk(call, delta.opening())))
+            await response.write(sse(_chunk(state, call, delta.opening())))
         try:
             async for index, update in updates:
-                await response.write(sse(_chunk(call, deltas[index].take(update))))
+                await response.write(sse(_chunk(state, call, deltas[index].take(update))))
         except RequestFailedError as error:
             await response.write(sse(error_body(str(error))))
     if call.usage_in_stream:
         last = [delta.last for delta in deltas if delta.last is not None]
-        await response.write(sse(_envelope(call, "chat.completion.chunk") | _closing(last)))
+        await response.write(sse(_envelope(state, call, "chat.completion.chunk") | _closing(last)))
     await response.write(DONE)
     return response
 
@@ -247,8 +246,8 @@ def _closing(last: Sequence[Update]) -> dict[str, Any]:
     return {"choices": [], "usage": _usage(last) if last else None}
 
 
-def _chunk(call: ChatCall, choice: Mapping[str, Any]) -> dict[str, Any]:
-    return _envelope(call, "chat.completion.chunk") | {"choices": [choice], "usage": None}
+def _chunk(state: ServerState, call: ChatCall, choice: Mapping[str, Any]) -> dict[str, Any]:
+    return _envelope(state, call, "chat.completion.chunk") | {"choices": [choice], "usage": None}
 
 
 class _Delta:

@@ -1,4 +1,4 @@
-"""`EngineCore`: what the HTTP face needs of an engine. The embedded engine and the scripted one both provide it.
+"""`EngineCore`: what the HTTP face needs of an engine. The embedded and the scripted engine provide it.
 
 Invariant: every method may be called from any thread; control methods return when they took effect.
 Torch-free; knows nothing of HTTP.
@@ -6,11 +6,9 @@ Torch-free; knows nothing of HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from slime.config.sections import EngineConfig
 from slime.serving.embedded.request import Request, Update
 
 if TYPE_CHECKING:
@@ -18,36 +16,55 @@ if TYPE_CHECKING:
 
 PauseMode: TypeAlias = Literal["abort", "in_place", "retract"]
 Listener: TypeAlias = Callable[[Update], None]
+HEALTH_RID = "HEALTH_CHECK"
+"""How the names of health probes begin."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineStats:
-    """Load of an engine now, and totals since its start; all quantities but the last are counts.
+class EngineStats(Protocol):
+    """Load of an engine now, and totals since its start. All are counts but `busy_seconds`.
 
     Attributes:
-        num_used_tokens: tokens of cache that live requests hold.
-        max_total_num_tokens: tokens of cache in all.
-        gen_throughput: sampled tokens per second, lately.
+        used_tokens, reusable_tokens: key-value tokens of live requests, and kept for later ones.
+        capacity: most key-value tokens.
+        prefill_tokens, cached_tokens: prompt tokens computed, and taken from kept prefixes.
     """
 
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    num_used_tokens: int = 0
-    max_total_num_tokens: int = 0
-    total_prompt_tokens: int = 0
-    total_cached_tokens: int = 0
-    total_output_tokens: int = 0
-    gen_throughput: float = 0.0
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def used_tokens(self) -> int: ...
+
+    @property
+    def reusable_tokens(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def prefill_tokens(self) -> int: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+    @property
+    def decode_tokens(self) -> int: ...
+
+    @property
+    def busy_seconds(self) -> float: ...
 
 
 class EngineCore(Protocol):
-    """An engine below HTTP. Requests that it is given are already checked."""
+    """An engine below HTTP. Requests that it is given are already checked.
+
+    Every method but `shutdown` raises EngineUnavailableError while the worker does not run.
+    """
 
     @property
     def model_path(self) -> str: ...
-
-    @property
-    def config(self) -> EngineConfig: ...
 
     @property
     def model_config(self) -> Any:
@@ -69,17 +86,7 @@ class EngineCore(Protocol):
     def weight_version(self) -> str: ...
 
     @property
-    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every weight by Hugging Face name, tied weights once."""
-        ...
-
-    @property
     def is_paused(self) -> bool: ...
-
-    @property
-    def is_alive(self) -> bool:
-        """False before `start`, after `shutdown`, and when the worker died."""
-        ...
 
     @property
     def stats(self) -> EngineStats: ...
@@ -91,11 +98,7 @@ class EngineCore(Protocol):
         ...
 
     def submit(self, request: Request, listener: Listener) -> None:
-        """Queue a request. `listener` gets its updates on the worker thread and must not block.
-
-        Raises:
-            EngineUnavailableError: the worker is not alive.
-        """
+        """Queue a request. `listener` gets its updates on the worker thread and must not block."""
         ...
 
     def abort(self, rid: str) -> None:
@@ -105,7 +108,7 @@ class EngineCore(Protocol):
     def abort_all(self) -> None: ...
 
     def pause(self, mode: PauseMode) -> None:
-        """Stop generating; requests in flight end (abort), keep their cache (in_place) or lose it (retract)."""
+        """Stop generating. Those in flight end (abort), keep their cache (in_place) or lose it (retract)."""
         ...
 
     def resume(self) -> None: ...
@@ -117,7 +120,7 @@ class EngineCore(Protocol):
     def update_weights(
         self,
         named_tensors: Iterable[tuple[str, torch.Tensor]],
-        version: str | None,
+        version: str,
         *,
         alias: bool,
         flush: bool,
@@ -125,12 +128,18 @@ class EngineCore(Protocol):
         """Copy the tensors into the model or, with `alias`, make them its weights.
 
         Raises:
-            ModelError: unknown name or wrong shape; nothing was changed.
+            EngineError: a name is unknown or missing, or a shape wrong; nothing was changed.
         """
         ...
 
     def set_weight_version(self, version: str) -> None: ...
 
-    def release_memory(self) -> None: ...
+    def release_memory(self) -> None:
+        """Give key-value memory back.
+
+        Raises:
+            EngineError: requests hold it.
+        """
+        ...
 
     def resume_memory(self) -> None: ...

@@ -1,7 +1,7 @@
 """The bridge between the HTTP event loop and the engine's worker thread.
 
-Owns the names of the requests in flight. Invariant: a request whose consumer goes away, for whatever reason, is
-aborted in the engine and its name is free again. Knows nothing of JSON.
+Owns the names of the requests in flight. Invariant: a request whose consumer goes away, for whatever reason,
+is aborted in the engine and its name is free again. Knows nothing of JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 
-from slime.errors import EngineRequestError
+from slime.errors import EngineRequestError, EngineUnavailableError
 from slime.serving.embedded.core import EngineCore
 from slime.serving.embedded.request import Request, Update
 
@@ -85,8 +85,9 @@ class Dispatcher:
                     yield index, update
         finally:
             del self._calls[call]
-            for rid in open_rids:
-                self._engine.abort(rid)
+            with contextlib.suppress(EngineUnavailableError):  # a dead engine has nothing to abort
+                for rid in open_rids:
+                    self._engine.abort(rid)
 
     async def run(self, requests: Sequence[Request], name: str | None = None) -> list[Update]:
         """The last update of each request, in order. Raises as `updates`."""

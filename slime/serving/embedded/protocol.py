@@ -1,7 +1,7 @@
 """From the JSON body of `/generate` to engine `Request`s.
 
 Invariant: a `Request` made here can be run: ids inside the vocabulary, prompt and answer inside the context.
-Everything else is an `EngineRequestError` (HTTP 400) that names the field. Knows nothing of HTTP or scheduling.
+Everything else is an `EngineRequestError` (HTTP 400) that names the field. Knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def check_length(prompt: int, params: SamplingParams, engine: EngineCore) -> Non
     total = prompt + params.max_new_tokens
     if total > engine.context_length:
         raise EngineRequestError(
-            f"Requested token count exceeds the model's maximum context length of {engine.context_length} tokens. "
+            "Requested token count exceeds the model's maximum context length of "
+            f"{engine.context_length} tokens. "
             f"You requested a total of {total} tokens: {prompt} tokens from the input and "
             f"max_new_tokens={params.max_new_tokens} for the completion."
         )

@@ -1,6 +1,7 @@
 """From engine `Update`s to the JSON that SGLang sends: answers, `meta_info`, SSE chunks, errors.
 
-Invariant: keys and value shapes are SGLang's, so that clients and router cannot tell. Knows nothing of sockets.
+Invariant: keys and value shapes are SGLang's, so that clients and router
+cannot tell. Knows nothing of sockets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From the JSON `sampling_params` of a request to `SamplingParams`.
 
-Invariant: a value that passed is in range for this model; everything else is an `EngineRequestError` that names
-the parameter and its range. Knows nothing of prompts, batches or HTTP.
+Invariant: a value that passed is in range for this model; everything else is an `EngineRequestError` that
+names the parameter and its range. Knows nothing of prompts, batches or HTTP.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def parse_sampling_params(given: Any, *, vocab_size: int, room: int) -> tuple[Sa
     params = SamplingParams(**values)
     if params.min_new_tokens > params.max_new_tokens:
         raise EngineRequestError(
-            f"min_new_tokens must be in [0, max_new_tokens({params.max_new_tokens})], got {params.min_new_tokens}."
+            f"min_new_tokens must be in [0, max_new_tokens({params.max_new_tokens})], "
+            f"got {params.min_new_tokens}."
         )
     return params, count
 

@@ -1,7 +1,7 @@
 """The HTTP face of an engine: SGLang's native routes on aiohttp, for any `EngineCore`.
 
-Invariant: the server never dies of a request; each failure is a status and an error object. A client that goes
-away aborts its request. Here: the app, its errors, and `/generate`; other routes stand in their own modules.
+Invariant: the server never dies of a request; each failure is a status and an error object. A client that
+goes away aborts its request. Here: the app, its errors, and `/generate`; other routes have own modules.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from slime.errors import EngineRequestError, EngineUnavailableError
+from slime.config.sections import EngineConfig
+from slime.errors import EngineError, EngineUnavailableError
 from slime.serving.embedded import chat, control, info, weight_routes
 from slime.serving.embedded.core import EngineCore
 from slime.serving.embedded.dispatch import RequestFailedError
@@ -33,14 +34,14 @@ _MAX_BODY = 8 << 30
 _logger = logging.getLogger(__name__)
 
 
-def build_app(engine: EngineCore, *, health_timeout: float = 20.0) -> web.Application:
-    """The aiohttp application around a started engine.
+def build_app(engine: EngineCore, config: EngineConfig, *, health_timeout: float = 20.0) -> web.Application:
+    """The aiohttp application around an engine.
 
     Args:
         health_timeout: seconds that `/health_generate` waits for its token.
     """
     app = web.Application(middlewares=[_errors_become_answers], client_max_size=_MAX_BODY)
-    app[STATE] = ServerState(engine, health_timeout=health_timeout)
+    app[STATE] = ServerState(engine, config, health_timeout=health_timeout)
     app.router.add_post("/generate", generate)
     for module in (chat, control, info, weight_routes):
         app.add_routes(module.ROUTES)
@@ -50,9 +51,9 @@ def build_app(engine: EngineCore, *, health_timeout: float = 20.0) -> web.Applic
 class EngineServer:
     """A running server on a socket. Create and use it inside one event loop."""
 
-    def __init__(self, engine: EngineCore) -> None:
+    def __init__(self, engine: EngineCore, config: EngineConfig) -> None:
         self._runner = web.AppRunner(
-            build_app(engine), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
+            build_app(engine, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
         )
 
     async def start(self, sock: Any) -> None:
@@ -111,10 +112,10 @@ def _answer(
 async def _errors_become_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except EngineRequestError as error:
-        return json_response(error_body(error.message), status=400)
     except EngineUnavailableError as error:
-        return json_response(error_body(error.message), status=503)
+        return json_response(error_body(str(error)), status=503)
+    except EngineError as error:
+        return json_response(error_body(str(error)), status=400)
     except RequestFailedError as error:
         return json_response(error_body(str(error)), status=error.status)
     except web.HTTPException as error:

@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import orjson
 from aiohttp import web
 
-from slime.serving.embedded.core import EngineCore
+from slime.config.sections import EngineConfig
+from slime.errors import EngineUnavailableError
+from slime.serving.embedded.core import HEALTH_RID, EngineCore
 from slime.serving.embedded.dispatch import Dispatcher
 from slime.serving.embedded.weights import WeightUpdater
 
@@ -27,12 +29,27 @@ class ServerState:
         health_timeout: seconds that `/health_generate` waits for its token.
     """
 
-    def __init__(self, engine: EngineCore, *, health_timeout: float) -> None:
+    def __init__(self, engine: EngineCore, config: EngineConfig, *, health_timeout: float) -> None:
         self.engine = engine
+        self.config = config
         self.dispatcher = Dispatcher(engine)
         self.weights = WeightUpdater(engine)
         self.started_at = time.time()
         self.health_timeout = health_timeout
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in answers."""
+        return self.config.served_model_name or self.engine.model_path
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker runs: one that does takes an abort, also of a name that nobody uses."""
+        try:
+            self.engine.abort(HEALTH_RID)
+        except EngineUnavailableError:
+            return False
+        return True
 
     def token_text(self, token: int) -> str:
         """The text of one token by itself."""

@@ -1,7 +1,7 @@
 """Routes that change weights and their version.
 
-Invariant: changes happen one at a time; a refused one answers 400 with ``success: false`` and changed nothing.
-Knows nothing of where tensors come from.
+Invariant: changes happen one at a time; a refused one answers 400 with ``success: false`` and changes
+nothing. Knows nothing of where tensors come from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slime.errors import EngineRequestError, ModelError
+from slime.errors import EngineError, EngineRequestError, EngineUnavailableError, ModelError
 from slime.serving.embedded.protocol import flag, parse_json
 from slime.serving.embedded.state import STATE, ServerState, json_response
 
@@ -79,7 +79,9 @@ async def update_version(request: web.Request) -> web.Response:
 async def _change(state: ServerState, change: Callable[[], None], version: str | None) -> web.Response:
     try:
         await asyncio.to_thread(change)
-    except (ModelError, EngineRequestError) as error:
+    except EngineUnavailableError:
+        raise
+    except (ModelError, EngineError) as error:
         return _refused(str(error))
     message = "Succeeded to update model weights."
     if version is not None:

@@ -156,7 +156,7 @@ def _unused_path(folder: Path) -> Path:
 
 
 def _reserved(path: Path, size: int) -> Path:
-    """The file at its full size, with its memory really set aside: a full disk is an error, not a later SIGBUS."""
+    """The file at its full size and really set aside: a full disk is an error now, not a SIGBUS later."""
     try:
         with path.open("wb") as file:
             if hasattr(os, "posix_fallocate"):

@@ -1,0 +1,91 @@
+"""Law 6: every wait has a name and a deadline, and a death or an error ends it at once with its cause."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from slime.errors import ActorDiedError, DataError, DeadlineError
+from slime.ray.environment import actor_options, ray_session
+from slime.ray.supervision import StopFlag, StopRequested, Supervisor
+
+
+class Worker:
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return "slept"
+
+    def fail(self):
+        raise DataError("broken", place="file:3", remedy="mend it")
+
+    def crash(self):
+        raise RuntimeError("boom")
+
+    def watch(self):
+        threading.Event().wait()
+
+    def die(self):
+        os._exit(7)
+
+
+@pytest.fixture(scope="module")
+def session():
+    with ray_session():
+        yield
+
+
+@pytest.fixture
+def worker(session):
+    import ray
+
+    actor = ray.remote(Worker).options(**actor_options(threads=3)).remote()
+    yield actor
+    ray.kill(actor)
+
+
+def test_a_result_comes_back(worker):
+    assert Supervisor(StopFlag()).wait("nap", worker.sleep.remote(0), 60) == "slept"
+
+
+def test_our_errors_keep_type_place_and_remedy(worker):
+    with pytest.raises(DataError, match=r"file:3: broken\n  remedy: mend it"):
+        Supervisor(StopFlag()).wait("work", worker.fail.remote(), 60)
+
+
+def test_other_errors_name_the_actor_and_the_cause(worker):
+    with pytest.raises(ActorDiedError, match=r"(?s)^work: failed.*RuntimeError: boom"):
+        Supervisor(StopFlag()).wait("work", worker.crash.remote(), 60)
+
+
+def test_a_deadline_names_what_waited(worker):
+    with pytest.raises(DeadlineError, match=r"long nap is not done after 0.5 s"):
+        Supervisor(StopFlag(), poll=0.1).wait("long nap", worker.sleep.remote(5), 0.5)
+
+
+def test_the_death_of_a_watched_actor_ends_another_wait(worker, session):
+    import ray
+
+    other = ray.remote(Worker).options(**actor_options(threads=3)).remote()
+    supervisor = Supervisor(StopFlag())
+    supervisor.watch("engine", other.watch.remote())
+    other.die.remote()
+    with pytest.raises(ActorDiedError, match="^engine: its process died"):
+        supervisor.wait("nap", worker.sleep.remote(30), 60)
+
+
+def test_a_requested_stop_gives_up_only_what_can_be_given_up(worker):
+    stop = StopFlag()
+    stop.requested = True
+    assert Supervisor(stop).wait("training", worker.sleep.remote(0.5), 60) == "slept"
+    with pytest.raises(StopRequested):
+        Supervisor(stop).wait("rollout", worker.sleep.remote(5), 60, can_give_up=True)
+
+
+def test_the_second_interrupt_leaves_at_once():
+    with StopFlag().installed() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,48 @@
+"""User hooks for whole runs: rewards and generate functions, good and broken ones."""
+
+import asyncio
+import copy
+
+from slime.rollout.sglang_rollout import generate
+
+
+async def low_bytes(args, sample, **kwargs):
+    """Share of response tokens in the lower half of the vocabulary: easy to learn for a random model."""
+    tokens = sample.tokens[-sample.response_length :]
+    return sum(token < 130 for token in tokens) / max(len(tokens), 1)
+
+
+async def none_reward(args, sample, **kwargs):
+    return None
+
+
+async def nan_for_some(args, sample, **kwargs):
+    return float("nan") if sample.index % 8 == 0 else float(sample.index % 2)
+
+
+async def raises_for_some(args, sample, sampling_params):
+    """Every eighth rollout breaks."""
+    if sample.index % 8 == 3:
+        raise ValueError("the sandbox is on fire")
+    return await generate(args, sample, sampling_params)
+
+
+async def always_raises(args, sample, sampling_params):
+    raise ValueError("nothing works")
+
+
+async def two_siblings(args, sample, sampling_params):
+    """Fan-out: the same answer as two samples of one rollout."""
+    sample = await generate(args, sample, sampling_params)
+    return [sample, copy.deepcopy(sample)]
+
+
+async def slow(args, sample, sampling_params):
+    await asyncio.sleep(600)
+
+
+def wrong_signature(prompt):
+    return prompt
+
+
+NOT_A_FUNCTION = 3

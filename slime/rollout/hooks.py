@@ -23,11 +23,13 @@ class Contract:
     """How slime calls a hook: arguments by position, then by keyword.
 
     Attributes:
+        optional: keyword arguments that are passed only to a signature that takes them.
         is_class: the path names a class; the call is its constructor and `methods` must exist.
     """
 
     positional: tuple[str, ...]
     keyword: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     is_class: bool = False
     methods: tuple[str, ...] = ()
 
@@ -35,8 +37,10 @@ class Contract:
 CONTRACTS: dict[str, Contract] = {
     "rollout_function_path": Contract(("args", "rollout_id", "data_source"), ("evaluation",)),
     "eval_function_path": Contract(("args", "rollout_id", "data_source"), ("evaluation",)),
-    "custom_generate_function_path": Contract(("args", "sample", "sampling_params")),
-    "rollout_sample_hook_path": Contract(("args", "sample")),
+    "custom_generate_function_path": Contract(
+        ("args", "sample", "sampling_params"), optional=("evaluation",)
+    ),
+    "rollout_sample_hook_path": Contract(("args", "sample"), optional=("rollout_id", "evaluation")),
     "custom_rm_path": Contract(("args", "sample")),
     "dynamic_sampling_filter_path": Contract(("args", "group")),
     "buffer_filter_path": Contract(("args", "rollout_id", "buffer", "num_samples")),
@@ -78,7 +82,9 @@ def load_hook(path: str, dest: str) -> Hook:
     except HookError as error:
         raise HookError(error.message, place=flag, remedy=error.remedy) from error
     contract = CONTRACTS[dest]
-    check_signature(hook, path, contract.positional, flag, keyword_args=contract.keyword)
+    check_signature(
+        hook, path, contract.positional, flag, keyword_args=contract.keyword, optional_args=contract.optional
+    )
     missing = [name for name in contract.methods if not hasattr(hook, name)]
     if contract.is_class and (missing or not inspect.isclass(hook)):
         what = f"has no {', '.join(missing)}" if inspect.isclass(hook) else "is not a class"
@@ -100,27 +106,39 @@ def hook_name(hook: Any) -> str:
 
 
 def check_signature(
-    function: Any, path: str, needed_args: Sequence[str], flag: str, *, keyword_args: Sequence[str] = ()
+    function: Any,
+    path: str,
+    needed_args: Sequence[str],
+    flag: str,
+    *,
+    keyword_args: Sequence[str] = (),
+    optional_args: Sequence[str] = (),
 ) -> None:
-    """Check that `function` can be called with `needed_args` by position and `keyword_args` by name.
+    """Check that `function` takes `needed_args` by position and `keyword_args` by name.
+
+    Args:
+        optional_args: keyword arguments that it may require, and may lack.
 
     Raises:
         HookError: it is not callable, or the call does not bind.
     """
-    expected = f"({', '.join([*needed_args, *(f'{name}=...' for name in keyword_args)])})"
     if not callable(function):
-        raise HookError(f"{path} is a {type(function).__name__}, not callable", place=flag)
+        raise HookError(f"{path} is of type {type(function).__name__}, not callable", place=flag)
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # builtins without a readable signature; the call itself will tell
+        return  # a builtin without a readable signature; the call itself will tell
+    expected = ", ".join([*needed_args, *(f"{name}=..." for name in keyword_args)])
+    if optional_args:
+        expected += f"[, {', '.join(f'{name}=...' for name in optional_args)}]"
+    keywords = [*keyword_args, *(name for name in optional_args if names_argument(function, name))]
     try:
-        signature.bind(*needed_args, **dict.fromkeys(keyword_args))
+        signature.bind(*needed_args, **dict.fromkeys(keywords))
     except TypeError as error:
         raise HookError(
-            f"{path} has the wrong signature: expected {expected}, found {signature} ({error})",
+            f"{path} has the wrong signature: expected ({expected}), found {signature} ({error})",
             place=flag,
-            remedy=f"define it so that it can be called as {path.rpartition('.')[2]}{expected}",
+            remedy=f"define it so that it can be called as {path.rpartition('.')[2]}({expected})",
         ) from error
 
 

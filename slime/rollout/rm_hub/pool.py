@@ -167,17 +167,19 @@ class _Worker:
 
     def _ask(self, job: _Job, arguments: Sequence[Any] | None, timeout_s: float) -> Any:
         """Send a request (no arguments: only import) and wait for its answer."""
-        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
+        process = self.process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise RewardError("the reward pool was closed", place=job.place)
         self._stderr.truncate(0)
         request = json.dumps({"function": job.function, "arguments": arguments}).encode() + b"\n"
         deadline = time.monotonic() + timeout_s
         try:
-            _send(self.process.stdin.fileno(), request, deadline)
-            answer = json.loads(_receive(self.process.stdout.fileno(), deadline))
+            _send(process.stdin.fileno(), request, deadline)
+            answer = json.loads(_receive(process.stdout.fileno(), deadline))
         except TimeoutError as error:
             raise self._lost(job, f"did not finish within {timeout_s:g} s; its process was killed") from error
         except (OSError, EOFError, ValueError) as error:
-            raise self._lost(job, "lost its process") from error
+            raise self._lost(job, f"lost its process{_exit_status(process)}") from error
         if "error" in answer:
             raise RewardError(f"{job.function} raised {answer['error']}", place=job.place)
         return answer["value"]
@@ -186,12 +188,18 @@ class _Worker:
         with self._lock:
             if self._closed:
                 return RewardError("the reward pool was closed", place=job.place)
-            code = self.process.poll() if self.process is not None else None
             self._kill()
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace").strip()[-500:]
-        ended = "" if code is None else f" (exit status {code})"
-        return RewardError(f"{job.function} {what}{ended}" + (f": {said}" if said else ""), place=job.place)
+        return RewardError(f"{job.function} {what}" + (f": {said}" if said else ""), place=job.place)
+
+
+def _exit_status(process: subprocess.Popen[bytes]) -> str:
+    """How a process that closed its pipes ended; empty if it lives on."""
+    try:
+        return f" (exit status {process.wait(timeout=1.0)})"
+    except subprocess.TimeoutExpired:
+        return ""
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:

@@ -1,0 +1,222 @@
+import asyncio
+import types
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from slime.errors import ConfigError, HookError, RewardError
+from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.rm_hub.pool import close_shared_pools
+from slime.rollout.rm_hub.validity import checked_reward
+from slime.utils import http_utils
+from slime.utils.types import Sample
+from tests.rollout.test_hooks import HERE
+from tests.utils.test_http_utils import with_server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_left():
+    yield
+    close_shared_pools()
+
+
+def reward(sample, **args):
+    return asyncio.run(async_rm(types.SimpleNamespace(**args), sample))
+
+
+def rewards(samples, **args):
+    return asyncio.run(batched_async_rm(types.SimpleNamespace(**args), samples))
+
+
+@pytest.mark.parametrize(
+    "rm_type, response, label, expected",
+    [
+        ("math", r"so \boxed{5}", "5", 1.0),
+        ("math", r"so \boxed{6}", "5", 0.0),
+        ("math", "so 5", "5", 0.0),
+        ("math", r"so \boxed{7}", 7, 1.0),
+        ("boxed_math", r"so \boxed{5}", "5", 1.0),
+        ("boxed_math", "so 5", "5", 0.0),
+        ("f1", "the cat sat", "a cat sat down", 0.8),
+        ("boxed_f1", r"many words \boxed{cat}", "cat", 1.0),
+        ("boxed_f1", "cat", "cat", 0.0),
+    ],
+)
+def test_built_in_types(rm_type, response, label, expected):
+    value = reward(Sample(response=response, label=label), rm_type=rm_type)
+    assert value == pytest.approx(expected)
+
+
+def test_random_is_zero_or_one():
+    assert {reward(Sample(), rm_type="random") for _ in range(64)} == {0.0, 1.0}
+
+
+def test_type_of_the_sample_beats_the_flag():
+    sample = Sample(response="cat", label="cat", metadata={"rm_type": "f1"})
+    assert reward(sample, rm_type="math") == 1.0
+
+
+def test_unknown_type_names_the_nearest():
+    with pytest.raises(ConfigError, match="'boxed_maths'; did you mean 'math'"):
+        reward(Sample(label="1"), rm_type="boxed_maths")
+
+
+def test_no_reward_configured_names_the_flags():
+    with pytest.raises(ConfigError, match="--rm-type or --custom-rm-path"):
+        reward(Sample())
+
+
+@pytest.mark.parametrize("label", [None, "", "  "])
+def test_missing_label_is_an_error_and_not_zero(label):
+    with pytest.raises(RewardError, match="sample 3 .* no label"):
+        reward(Sample(index=3, response=r"\boxed{1}", label=label), rm_type="math")
+
+
+def test_hung_check_is_an_error_with_sample_and_reason_while_others_go_on():
+    samples = [Sample(index=n, response=r"\boxed{4}", label="4") for n in range(4)]
+    samples[1].response = r"\boxed{9^{9^{9^{9}}}}"
+
+    async def main():
+        args = types.SimpleNamespace(rm_type="math", reward_timeout=2.0)
+        return await asyncio.gather(*(async_rm(args, s) for s in samples), return_exceptions=True)
+
+    results = asyncio.run(main())
+    assert [results[n] for n in (0, 2, 3)] == [1.0] * 3
+    assert isinstance(results[1], RewardError)
+    assert "sample 1" in str(results[1])
+    assert "did not finish within 2 s" in str(results[1])
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "1.0", [1.0], object()])
+def test_invalid_value_names_hook_sample_and_value(value):
+    sample = Sample(index=8, label=value)
+    with pytest.raises(RewardError) as caught:
+        reward(sample, custom_rm_path=HERE + "reward_from_label")
+    text = str(caught.value)
+    assert "sample 8" in text
+    assert "reward_from_label" in text
+    assert repr(value) in text
+
+
+@pytest.mark.parametrize("value", [1, True, 0.5, np.float32(0.5), np.int64(2), -3.0])
+def test_valid_numbers_become_floats(value):
+    result = reward(Sample(label=value), custom_rm_path=HERE + "reward_from_label")
+    assert type(result) is float
+    assert result == float(value)
+
+
+@pytest.mark.parametrize(
+    "value, keys, message",
+    [
+        ({"score": 1.0}, {}, "--reward-key"),
+        ({"score": 1.0}, {"reward_key": "acc"}, "without 'acc'"),
+        ({"acc": float("nan")}, {"reward_key": "acc"}, "finite"),
+        ({"acc": {}}, {"reward_key": "acc"}, "finite"),
+    ],
+)
+def test_dict_reward_needs_a_finite_number_under_its_key(value, keys, message):
+    with pytest.raises(RewardError, match=message):
+        reward(Sample(label=value), custom_rm_path=HERE + "reward_from_label", **keys)
+
+
+def test_dict_reward_is_kept_whole():
+    args = types.SimpleNamespace(reward_key="acc", eval_reward_key="score")
+    value = {"acc": True, "pred": "x"}
+    assert checked_reward(value, source="f", sample=Sample(), args=args) == {"acc": 1.0, "pred": "x"}
+
+
+def test_hook_of_the_sample_wins_alone_and_in_a_batch():
+    own = Sample(index=1, custom_rm_path=HERE + "reward_half")
+    assert reward(own, custom_rm_path=HERE + "reward_raises") == 0.5
+    samples = [Sample(index=0), own, Sample(index=2)]
+    assert rewards(samples, custom_rm_path=HERE + "reward_group", group_rm=True) == [2.0, 0.5, 2.0]
+    samples = [Sample(index=0, label=0.25), own]
+    assert rewards(samples, custom_rm_path=HERE + "reward_from_label") == [0.25, 0.5]
+
+
+def test_hook_gets_a_list_only_under_group_rm():
+    samples = [Sample(index=n) for n in range(3)]
+    assert rewards(samples, custom_rm_path=HERE + "reward_half") == [0.5] * 3
+    assert rewards(samples, custom_rm_path=HERE + "reward_group", group_rm=True) == [3.0] * 3
+
+
+def test_fan_out_groups_are_rewarded_in_flat_order():
+    nested = [[Sample(label=0.0), Sample(label=1.0)], [Sample(label=2.0)]]
+    assert rewards(nested, custom_rm_path=HERE + "reward_from_label") == [0.0, 1.0, 2.0]
+    assert rewards(nested, custom_rm_path=HERE + "reward_group", group_rm=True) == [3.0] * 3
+
+
+def test_group_hook_must_reward_every_sample():
+    samples = [Sample(index=n, group_index=6) for n in range(3)]
+    with pytest.raises(RewardError, match=r"group 6 .* 1 rewards for a group of 3"):
+        rewards(samples, custom_rm_path=HERE + "reward_group_short", group_rm=True)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("reward_raises", "raised KeyError: 'gone'"),
+        ("reward_sync", "is not async"),
+        ("reward_sleeps", r"did not finish within 0\.1 s"),
+    ],
+)
+def test_hook_that_fails_is_a_reward_error_with_its_cause(name, message):
+    with pytest.raises(RewardError, match=message) as caught:
+        reward(Sample(index=4), custom_rm_path=HERE + name, reward_timeout=0.1)
+    assert "sample 4" in str(caught.value)
+
+
+def test_hook_that_cannot_take_the_call_is_a_hook_error():
+    with pytest.raises(HookError, match="--custom-rm-path"):
+        reward(Sample(), custom_rm_path=HERE + "generate")
+
+
+def remote(handler, sample, **args):
+    async def client(url, seen):
+        return await async_rm(types.SimpleNamespace(rm_type="remote_rm", rm_url=url, **args), sample)
+
+    return with_server(handler, client)
+
+
+def test_remote_reward_gets_prompt_response_and_label():
+    async def judge(request, count):
+        body = await request.json()
+        assert body == {"prompt": "p", "response": "r", "label": "l"}
+        return web.json_response(0.75)
+
+    assert remote(judge, Sample(prompt="p", response="r", label="l")) == 0.75
+
+
+def test_remote_reward_is_retried_then_an_error(monkeypatch):
+    monkeypatch.setattr(http_utils, "backoff_seconds", lambda attempt: 0.001)
+    counts = []
+
+    async def busy(request, count):
+        counts.append(count)
+        return web.Response(status=503, text="judge is loading")
+
+    with pytest.raises(RewardError, match="judge is loading"):
+        remote(busy, Sample(index=1))
+    assert len(counts) == 10
+
+
+def test_remote_reward_has_a_deadline():
+    async def slow(request, count):
+        await asyncio.sleep(30)
+
+    with pytest.raises(RewardError, match="within 0.2 s"):
+        remote(slow, Sample(index=1), reward_timeout=0.2)
+
+
+def test_remote_null_is_no_reward():
+    async def null(request, count):
+        return web.json_response(None)
+
+    with pytest.raises(RewardError, match="returned None"):
+        remote(null, Sample(index=1))
+
+
+def test_remote_reward_without_address_names_the_flag():
+    with pytest.raises(ConfigError, match="--rm-url"):
+        reward(Sample(), rm_type="remote_rm")

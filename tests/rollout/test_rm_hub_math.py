@@ -1,0 +1,117 @@
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.rollout.rm_hub.boxed import boxed_answer, last_boxed_only_string, remove_boxed
+from slime.rollout.rm_hub.f1 import f1_score
+from slime.rollout.rm_hub.math_utils import grade_answer, math_reward
+
+
+@pytest.mark.parametrize(
+    "answer, label, equal",
+    [
+        ("5", "5", True),
+        ("6", "5", False),
+        ("2/4", "1/2", False),
+        ("1/2", "2/4", False),
+        ("2/4", "2/4", True),
+        (r"\frac{2}{4}", r"\frac12", False),
+        ("4/2", "2", False),
+        ("3/1", "3", False),
+        (r"\dfrac{1}{2}", "1/2", True),
+        (r"\frac{-1}{2}", r"-\frac{1}{2}", True),
+        ("0.5", r"\frac{1}{2}", True),
+        ("1,000", "1000", True),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        ("x^2+2x+1", "(x+1)^2", True),
+        ("(1, 2)", "(1,2)", True),
+        ("[1,2]", "(1,2)", False),
+        (r"\left(1,2\right)", "(1,2)", True),
+        ("x=12", "12", True),
+        (r"5\text{ cm}", "5", True),
+        (r"\text{no idea}", "5", False),
+        ("", "5", False),
+        ("}{", "5", False),
+        ("1/0", "5", False),
+    ],
+)
+def test_answers_are_equal_by_text_or_by_value(answer, label, equal):
+    assert grade_answer(answer, label) is equal
+
+
+@pytest.mark.parametrize(
+    "response, label, expected",
+    [
+        (r"first \boxed{1}, then \boxed{2}", "2", 1.0),
+        (r"\fbox{3}", "3", 1.0),
+        (r"\boxed{3}", r"\boxed{3}", 1.0),
+        (r"\boxed{3", "3", 0.0),
+        ("3", "3", 0.0),
+        ("", "3", 0.0),
+    ],
+)
+def test_reward_reads_the_last_complete_box(response, label, expected):
+    assert math_reward(response, label) == expected
+
+
+def test_check_needs_no_signals_and_so_runs_in_any_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(grade_answer(r"\sqrt{4}", "2")))
+    thread.start()
+    thread.join()
+    assert results == [True]
+
+
+@pytest.mark.parametrize(
+    "text, box",
+    [
+        (r"a \boxed{b} c", r"\boxed{b}"),
+        (r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{2}}"),
+        (r"\boxed{1} \boxed{2", r"\boxed{1}"),
+        (r"\boxed {1}", r"\boxed {1}"),
+        (r"\boxed{\{1\}}", r"\boxed{\{1\}}"),
+        (r"\boxed{a \fbox{b}}", r"\fbox{b}"),
+        ("none", None),
+    ],
+)
+def test_last_box(text, box):
+    assert last_boxed_only_string(text) == box
+
+
+@pytest.mark.parametrize(
+    "bad", [None, "", "5", r"\boxed", r"\boxed{", r"\boxed{1} 2", r"x\boxed{1}", r"\boxed{1}}"]
+)
+def test_what_is_no_box_has_no_content(bad):
+    assert remove_boxed(bad) is None
+
+
+@given(st.text(alphabet="ab1 +-", max_size=20), st.text(alphabet="ab{} ", max_size=9))
+def test_content_of_a_box_is_found_whatever_stands_before(content, before):
+    assert boxed_answer(before + "\\boxed{" + content + "}") == content
+
+
+@pytest.mark.parametrize(
+    "prediction, truth, scores",
+    [
+        ("The Cat!", "cat", (1.0, 1.0, 1.0)),
+        ("the cat sat", "cat", (2 / 3, 0.5, 1.0)),
+        ("dog", "cat", (0.0, 0.0, 0.0)),
+        (None, "cat", (0.0, 0.0, 0.0)),
+        ("yes", "yes", (1.0, 1.0, 1.0)),
+        ("yes it is", "yes", (0.0, 0.0, 0.0)),
+        ("no", "no way", (0.0, 0.0, 0.0)),
+        ("", "cat", (0.0, 0.0, 0.0)),
+        ("x x y", "x y y", (2 / 3, 2 / 3, 2 / 3)),
+    ],
+)
+def test_f1_follows_squad(prediction, truth, scores):
+    assert f1_score(prediction, truth) == pytest.approx(scores)
+
+
+@given(st.text(alphabet="xyz ", max_size=15), st.text(alphabet="xyz ", max_size=15))
+def test_f1_is_symmetric_and_bounded(a, b):
+    f1, precision, recall = f1_score(a, b)
+    assert f1_score(b, a) == pytest.approx((f1, recall, precision))
+    assert 0.0 <= f1 <= 1.0

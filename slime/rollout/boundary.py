@@ -39,8 +39,11 @@ def checked_siblings(result: Any, base: Sample, hook: str) -> list[Sample]:
     return samples
 
 
-def check_trainable(sample: Sample, hook: str) -> None:
+def check_trainable(sample: Sample, hook: str, *, needs_log_probs: bool = True) -> None:
     """Check the per-token fields of one sample.
+
+    Args:
+        needs_log_probs: trained tokens without log-probs are an error; else only wrong ones are.
 
     Raises:
         HookError: naming hook, sample, field and both lengths.
@@ -60,7 +63,8 @@ def check_trainable(sample: Sample, hook: str) -> None:
     strange = next((value for value in mask if value not in (0, 1)), None)
     if strange is not None:
         raise _bad(sample, hook, "loss_mask", f"holds {strange!r}; every entry must be 0 or 1")
-    _check_log_probs(sample, hook, mask)
+    if needs_log_probs or sample.rollout_log_probs is not None:
+        _check_log_probs(sample, hook, mask)
 
 
 def _check_log_probs(sample: Sample, hook: str, mask: Sequence[int]) -> None:

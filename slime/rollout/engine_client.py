@@ -11,16 +11,13 @@ import asyncio
 import random
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import orjson
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
 from slime.rollout.generation import Generation, parse_generation
-
-if TYPE_CHECKING:
-    import aiohttp
+from slime.rollout.http_session import http_session
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ABORT_SECONDS = 2.0
@@ -47,21 +44,6 @@ class EngineClient:
         self._retries = retries
         self._backoff = backoff
         self._is_engine = False
-        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
-            WeakKeyDictionary()
-        )
-
-    async def __aenter__(self) -> EngineClient:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
 
     async def generate(
         self,
@@ -256,7 +238,7 @@ class EngineClient:
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
         data = None if body is None else orjson.dumps(body)
         headers = headers | {"Content-Type": "application/json"}
-        session = self._session()
+        session = await http_session()
         try:
             async with session.request(method, url, data=data, headers=headers, timeout=limits) as response:
                 content = await response.read()
@@ -267,15 +249,6 @@ class EngineClient:
         except aiohttp.ClientConnectionError as error:
             raise _Transient(f"{type(error).__name__}: {error}") from error
         return _checked(response.status, content, url)
-
-    def _session(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        loop = asyncio.get_running_loop()
-        if loop not in self._sessions:
-            connector = aiohttp.TCPConnector(limit=0)
-            self._sessions[loop] = aiohttp.ClientSession(connector=connector, trust_env=False)
-        return self._sessions[loop]
 
 
 def _checked(status: int, content: bytes, url: str) -> Any:

@@ -7,6 +7,7 @@ Synchronous callers (Ray actors, scripts) enter it through `run_blocking`; knows
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
@@ -55,14 +56,15 @@ class BackgroundLoop:
             raise
 
     def stop(self) -> None:
-        """End the loop and its thread; tasks that still run are dropped."""
+        """End the loop, what is suspended in it, and its thread; tasks that still run are dropped."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
-        self.loop.close()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
 
 
 _lock = threading.Lock()
@@ -75,6 +77,7 @@ def background_loop() -> BackgroundLoop:
     with _lock:
         if _shared is None or not _shared.thread.is_alive():
             _shared = BackgroundLoop("slime-rollout")
+            atexit.register(_shared.stop)
         return _shared
 
 

@@ -34,12 +34,12 @@ class Call:
     """What the rollouts of one step or evaluation have in common.
 
     Attributes:
-        step: number of the rollout step, for sample hooks.
+        step: number of the rollout step, for sample hooks; None outside of one.
         sampling_params: each rollout gets a copy of its own.
         seed: base of the sampling seeds, or None to leave them to the engine.
     """
 
-    step: int
+    step: int | None
     sampling_params: dict[str, Any]
     evaluation: bool = False
     seed: int | None = None
@@ -59,6 +59,7 @@ class RolloutRunner:
         args: what hooks get; reads custom_generate_function_path, rollout_sample_hook_path, rollout_timeout.
         generate: the default generation, where no hook is set.
         slots: bounds the rollouts that generate at once; rewards are outside of it.
+        gives_up: asked when a rollout gets its slot; True ends it as ABORTED.
         grace: seconds that cancelled user code may take to end.
     """
 
@@ -68,12 +69,14 @@ class RolloutRunner:
         *,
         generate: Generate,
         slots: asyncio.Semaphore,
+        gives_up: Callable[[], bool] = lambda: False,
         inflight: InFlight = IN_FLIGHT,
         grace: float = GRACE_SECONDS,
     ) -> None:
         self._args = args
         self._generate = generate
         self._slots = slots
+        self._gives_up = gives_up
         self._inflight = inflight
         self._grace = grace
         self._timeout = float(getattr(args, "rollout_timeout", None) or 1800.0)
@@ -110,10 +113,13 @@ class RolloutRunner:
         queued = time.perf_counter()
         async with self._slots:
             run.queued = time.perf_counter() - queued
+            if self._gives_up():
+                run.base.status = Sample.Status.ABORTED
+                return
             await self._run_generate(run)
         paths = getattr(self._args, "rollout_sample_hook_path", None)
         if paths:
-            run.enter("sample hooks", ", ".join(paths), self._timeout)
+            run.enter("sample hooks", paths if isinstance(paths, str) else ", ".join(paths), self._timeout)
             await self._run_sample_hooks(run)
 
     async def _run_generate(self, run: _Run) -> None:

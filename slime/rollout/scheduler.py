@@ -1,7 +1,7 @@
 """The one scheduler: takes groups from a data source, runs them, and closes batches as its policy says.
 
 Invariants: every admitted rollout gets exactly one fate in the ledger (law 5); no task outlives the
-scheduler; an exception of its own work reaches whoever awaits it; groups are accepted, dropped or put back whole.
+scheduler; an error of its own work reaches whoever awaits it; groups are taken, dropped or put back whole.
 Knows groups, outcomes and a runner; nothing of engines, rewards or training.
 """
 
@@ -53,7 +53,7 @@ class Batch:
 
 RunGroup = Callable[[MemberGroup, int], Coroutine[Any, Any, list[Rollout]]]
 """(group, step) -> its rollouts, one a member."""
-Finish = Callable[[list[GroupRun], list[GroupRun]], None]
+Finish = Callable[[list[GroupRun], list[GroupRun]], Coroutine[Any, Any, None]]
 """(accepted, seen): hooks of the full batch."""
 
 
@@ -132,7 +132,7 @@ class Scheduler:
             await self._fill(batch)
             await self._leave(self._policy.at_close(self._view(len(batch.accepted))))
             if self._finish is not None:
-                self._finish(batch.accepted, batch.seen)
+                await self._finish(batch.accepted, batch.seen)
         except BaseException:
             self._give_back(batch.accepted)
             await self._leave(Leftover.REQUEUE)

@@ -1,0 +1,129 @@
+"""From groups of Samples to the rows that training takes.
+
+Invariant: every sample becomes exactly one `TrainSample`, in order, with the ids that it carries; what may
+not train does not vote, and its reward is NaN, so that a use of it by mistake shows (law 4).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from slime.errors import DataError
+from slime.rollout.boundary import check_trainable
+from slime.rollout.groups import flatten, rollouts_of
+from slime.rollout.rm_hub.validity import checked_reward
+from slime.train.batch import TrainSample
+from slime.utils.types import Sample
+
+__all__ = ["flatten", "policy_version", "to_train_samples"]
+PLACE = "rollout function"
+_VOID = (Sample.Status.FAILED, Sample.Status.ABORTED)
+
+
+def to_train_samples(groups: Iterable[Any], args: Any) -> list[TrainSample]:
+    """Convert the groups of a rollout step, flat or nested.
+
+    Ids that a rollout function left unset are filled with fresh ones. `TrainSample.index` counts the samples
+    as `flatten(groups)` gives them.
+
+    Raises:
+        HookError, RewardError: a voting sample that cannot train; names field and lengths.
+        DataError: one rollout id in two groups, or a weight version that is not a number.
+    """
+    listed = [group if isinstance(group, list) else [group] for group in groups]
+    _fill_ids(listed)
+    _check_rollout_ids(listed)
+    return [_row(index, sample, args) for index, sample in enumerate(flatten(listed))]
+
+
+def policy_version(sample: Sample) -> int:
+    """Weight version that sampled the first token: 0 for an engine's ``default``, and where none is known.
+
+    Raises:
+        DataError: neither a number nor ``default``.
+    """
+    first = sample.weight_versions[0] if sample.weight_versions else "default"
+    if str(first) == "default":
+        return 0
+    if not str(first).isdecimal():
+        raise DataError(
+            f"weight version {first!r} is not a number",
+            place=f"sample {sample.index}",
+            remedy="set weight_version to the number of the update when weights are pushed",
+        )
+    return int(first)
+
+
+def _row(index: int, sample: Sample, args: Any) -> TrainSample:
+    assert sample.rollout_id is not None and sample.group_index is not None
+    votes = sample.status not in _VOID and not sample.remove_sample
+    if not votes:
+        return _void_row(index, sample, sample.rollout_id, sample.group_index)
+    check_trainable(sample, PLACE, needs_log_probs=False)
+    checked_reward(sample.reward, source="reward", sample=sample, args=args)
+    log_probs = sample.rollout_log_probs
+    return TrainSample(
+        index=index,
+        rollout_id=sample.rollout_id,
+        group_index=sample.group_index,
+        tokens=tuple(sample.tokens),
+        response_length=sample.response_length,
+        loss_mask=_mask(sample),
+        rollout_log_probs=None if log_probs is None else tuple(log_probs),
+        reward=float(sample.get_reward_value(args)),
+        policy_version=policy_version(sample),
+    )
+
+
+def _void_row(index: int, sample: Sample, rollout_id: int, group_index: int) -> TrainSample:
+    """A row that counts as a rollout and trains nothing; one token of response, whatever it really held."""
+    return TrainSample(
+        index=index,
+        rollout_id=rollout_id,
+        group_index=group_index,
+        tokens=(sample.tokens[0] if sample.tokens else 0, 0),
+        response_length=1,
+        loss_mask=(0,),
+        rollout_log_probs=(0.0,),
+        reward=math.nan,
+        votes=False,
+    )
+
+
+def _mask(sample: Sample) -> tuple[int, ...]:
+    return (1,) * sample.response_length if sample.loss_mask is None else tuple(sample.loss_mask)
+
+
+def _fill_ids(groups: list[list[Any]]) -> None:
+    samples = list(flatten(groups))
+    fresh_groups = _unused(sample.group_index for sample in samples)
+    fresh_rollouts = _unused(sample.rollout_id for sample in samples)
+    for group in groups:
+        index = next((s.group_index for s in flatten(group) if s.group_index is not None), None)
+        index = next(fresh_groups) if index is None else index
+        for siblings in rollouts_of(group):
+            rollout = siblings[0].rollout_id
+            rollout = next(fresh_rollouts) if rollout is None else rollout
+            for sample in siblings:
+                sample.rollout_id = rollout
+                sample.group_index = index if sample.group_index is None else sample.group_index
+
+
+def _unused(taken: Iterable[int | None]) -> Iterator[int]:
+    used = set(taken)
+    return (number for number in itertools.count() if number not in used)
+
+
+def _check_rollout_ids(groups: list[list[Any]]) -> None:
+    group_of: dict[int | None, int | None] = {}
+    for sample in flatten(groups):
+        first = group_of.setdefault(sample.rollout_id, sample.group_index)
+        if first != sample.group_index:
+            raise DataError(
+                f"rollout_id {sample.rollout_id} is in group {first} and in group {sample.group_index}",
+                place=PLACE,
+                remedy="give every rollout an id of its own, or leave rollout_id unset",
+            )

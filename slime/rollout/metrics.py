@@ -1,0 +1,182 @@
+"""Metrics of rollouts and evaluations, under the names that users of slime know.
+
+Invariant: a rollout counts once, however many samples it has; failed and aborted rollouts are in no mean.
+Pure functions of samples.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from slime.rollout.groups import flatten, rollouts_of
+from slime.rollout.outcome import rollout_reward
+from slime.utils.types import Sample
+
+_VOID = (Sample.Status.FAILED, Sample.Status.ABORTED)
+Siblings = Sequence[Sample]
+
+
+def rollout_metrics(args: Any, samples: Any, seconds: float) -> dict[str, float]:
+    """``rollout/`` and ``perf/`` metrics of one step.
+
+    Args:
+        args: reads reward_key, rollout_num_gpus, sglang_speculative_algorithm.
+        samples: the step's samples, flat or in groups.
+        seconds: how long the step took.
+    """
+    rollouts = [r for r in rollouts_of(flatten(samples)) if not any(s.status in _VOID for s in r)]
+    if not rollouts:
+        return {"perf/rollout_time": seconds}
+    lengths = [_trained(siblings) for siblings in rollouts]
+    values = {f"rollout/response_len/{name}": value for name, value in statistics_of(lengths).items()}
+    values["rollout/truncated_ratio"] = statistics.fmean(map(_truncated, rollouts))
+    rewards = _rewards(args, rollouts)
+    if rewards:
+        values["rollout/raw_reward"] = statistics.fmean(_raw(s, reward) for s, reward in rewards)
+    values |= _zero_std(rewards) | _cache_metrics(rollouts) | _speculation(args, rollouts)
+    return values | _perf_metrics(args, rollouts, lengths, seconds)
+
+
+def drop_metrics(drops: Counter[str]) -> dict[str, float]:
+    """Dropped groups by reason."""
+    return {f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in drops.items()}
+
+
+def eval_metrics(args: Any, data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """``eval/`` metrics of the result of an evaluation.
+
+    Args:
+        data: data set -> ``{"rewards", "truncated", "samples"}``; rewards and truncated one a rollout.
+    """
+    values: dict[str, float] = {}
+    for name, entry in data.items():
+        values |= _eval_metrics(f"eval/{name}", entry)
+    return values
+
+
+def pass_at_k(correct: int, total: int, k: int) -> float:
+    """Unbiased chance that one of `k` draws without replacement is correct.
+
+    Source: arXiv:2107.03374, equation 1.
+    """
+    return 1.0 - math.comb(total - correct, k) / math.comb(total, k)
+
+
+def statistics_of(values: Sequence[float]) -> dict[str, float]:
+    """Mean, median, max and min."""
+    return {
+        "mean": statistics.fmean(values),
+        "median": statistics.median(values),
+        "max": max(values),
+        "min": min(values),
+    }
+
+
+def _eval_metrics(prefix: str, entry: Mapping[str, Any]) -> dict[str, float]:
+    rewards = [float(reward) for reward in entry["rewards"]]
+    if not rewards:
+        return {}
+    values = {prefix: statistics.fmean(rewards)}
+    truncated = entry.get("truncated") or []
+    if truncated:
+        values[f"{prefix}-truncated_ratio"] = statistics.fmean(map(float, truncated))
+    rollouts = rollouts_of(flatten(entry.get("samples") or []))
+    if rollouts:
+        values[f"{prefix}/response_len/mean"] = statistics.fmean(map(_trained, rollouts))
+    if len(rollouts) == len(rewards):
+        values |= {f"{prefix}-pass@{k}": value for k, value in _pass_rates(rollouts, rewards).items()}
+    return values
+
+
+def _pass_rates(rollouts: Sequence[Siblings], rewards: Sequence[float]) -> dict[int, float]:
+    """pass@k for k = 1, 2, 4, ... up to the rollouts of a prompt; a reward of 1 or more passes."""
+    groups: dict[int | None, list[bool]] = defaultdict(list)
+    for siblings, reward in zip(rollouts, rewards, strict=True):
+        groups[siblings[0].group_index].append(reward >= 1.0)
+    most = max(map(len, groups.values()))
+    if most < 2:
+        return {}
+    rates = {}
+    for k in (2**power for power in range(most.bit_length())):
+        large = [passed for passed in groups.values() if len(passed) >= k]
+        rates[k] = statistics.fmean(pass_at_k(sum(passed), len(passed), k) for passed in large)
+    return rates
+
+
+def _rewards(args: Any, rollouts: Iterable[Siblings]) -> list[tuple[Siblings, float]]:
+    return [(r, rollout_reward(r, args)) for r in rollouts if all(s.reward is not None for s in r)]
+
+
+def _raw(siblings: Siblings, reward: float) -> float:
+    """The reward before shaping, where a hook recorded it."""
+    return float(siblings[-1].metadata.get("raw_reward", reward))
+
+
+def _zero_std(rewards: Iterable[tuple[Siblings, float]]) -> dict[str, float]:
+    """Groups of two or more rollouts that all have the same reward, by that reward."""
+    groups: dict[int | None, list[float]] = defaultdict(list)
+    for siblings, reward in rewards:
+        groups[siblings[0].group_index].append(reward)
+    equal = Counter(r[0] for r in groups.values() if len(r) > 1 and len(set(r)) == 1)
+    return {f"rollout/zero_std/count_{round(reward, 1)}": float(count) for reward, count in equal.items()}
+
+
+def _cache_metrics(rollouts: Iterable[Siblings]) -> dict[str, float]:
+    samples = list(flatten(list(rollouts)))
+    cached = sum(sample.prefix_cache_info.cached_tokens for sample in samples)
+    prompt = sum(sample.prefix_cache_info.total_prompt_tokens for sample in samples)
+    if not prompt:
+        return {}
+    return {
+        "rollout/prefix_cache_hit_rate": cached / prompt,
+        "rollout/avg_cached_tokens_per_sample": cached / len(samples),
+    }
+
+
+def _speculation(args: Any, rollouts: Iterable[Siblings]) -> dict[str, float]:
+    if not getattr(args, "sglang_speculative_algorithm", None):
+        return {}
+    infos = [sample.spec_info for sample in flatten(list(rollouts))]
+    total = Sample.SpecInfo(
+        spec_accept_token_num=sum(info.spec_accept_token_num for info in infos),
+        spec_draft_token_num=sum(info.spec_draft_token_num for info in infos),
+        spec_verify_ct=sum(info.spec_verify_ct for info in infos),
+        completion_token_num=sum(info.completion_token_num for info in infos),
+    )
+    return {
+        "rollout/spec_accept_rate": total.spec_accept_rate,
+        "rollout/spec_accept_length": total.spec_accept_length,
+    }
+
+
+def _perf_metrics(
+    args: Any, rollouts: Sequence[Siblings], trained: Sequence[int], seconds: float
+) -> dict[str, float]:
+    """Speeds over all response tokens; ``effective_`` ones over sampled tokens only."""
+    gpus = getattr(args, "rollout_num_gpus", None) or 1
+    whole = [sum(sample.response_length for sample in siblings) for siblings in rollouts]
+    seconds = max(seconds, 1e-9)
+    values = {
+        "perf/rollout_time": seconds,
+        "perf/tokens_per_gpu_per_sec": sum(whole) / seconds / gpus,
+        "perf/longest_sample_tokens_per_sec": max(whole) / seconds,
+        "perf/effective_tokens_per_gpu_per_sec": sum(trained) / seconds / gpus,
+        "perf/longest_effective_sample_tokens_per_sec": max(trained) / seconds,
+    }
+    outside = [sum(sample.non_generation_time for sample in siblings) for siblings in rollouts]
+    if any(outside):
+        values |= {f"perf/non_generation_time/{k}": v for k, v in statistics_of(outside).items()}
+    return values
+
+
+def _trained(siblings: Siblings) -> int:
+    """Sampled tokens of a rollout; those that siblings share are counted once."""
+    return sum(sample.effective_response_length for sample in siblings)
+
+
+def _truncated(siblings: Siblings) -> bool:
+    return siblings[-1].status is Sample.Status.TRUNCATED

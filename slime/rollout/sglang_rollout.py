@@ -1,0 +1,201 @@
+"""The default rollout function, and the public pieces of it that plugins call.
+
+Names and signatures are public. Invariant: everything runs on one event loop a process (loop.py); training
+and evaluation use the same runner. Knows `args` so that the modules below it need not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from slime.errors import DeadlineError, HookError
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.batch_hooks import BatchHooks
+from slime.rollout.eval import evaluate
+from slime.rollout.generate import generate_sample
+from slime.rollout.hooks import check_hooks
+from slime.rollout.inflight import IN_FLIGHT, Watchdog
+from slime.rollout.loop import run_blocking
+from slime.rollout.metrics import drop_metrics
+from slime.rollout.outcome import Failed, Member, MemberGroup, Rollout
+from slime.rollout.policy import Synchronous
+from slime.rollout.runner import Call, Generate, RolloutRunner
+from slime.rollout.scheduler import Scheduler, Source
+from slime.rollout.state import GenerateState, engine_url
+from slime.utils.types import Sample
+
+__all__ = [
+    "GenerateState",
+    "abort",
+    "eval_rollout",
+    "generate",
+    "generate_and_rm",
+    "generate_and_rm_group",
+    "generate_rollout",
+    "get_model_url",
+]
+IDLE_SECONDS = 30.0
+"""How long an aborted engine may take to become idle."""
+
+
+def generate_rollout(
+    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """One rollout step: `rollout_batch_size` accepted groups; or an evaluation on all eval data sets.
+
+    Args:
+        args: flags by name, with `sglang_router_ip` and `sglang_router_port` as the engine's address.
+        rollout_id: number of the step.
+
+    Raises:
+        RolloutFailedError: too many rollouts failed, or too many groups were dropped.
+        DataError: the data source has no more prompts.
+        HookError, ConfigError: a hook or a setting that cannot work.
+    """
+    if evaluation:
+        return run_blocking(eval_rollout(args, rollout_id))
+    return run_blocking(_train_step(args, rollout_id, data_source))
+
+
+async def eval_rollout(args: Any, rollout_id: int) -> RolloutFnEvalOutput:
+    """Evaluate on every eval data set of `args`.
+
+    Raises:
+        RolloutFailedError: no rollout of a data set succeeded.
+    """
+    check_hooks(args)
+    state = GenerateState(args)
+    with Watchdog(IN_FLIGHT):
+        return await evaluate(args, rollout_id, make_runner=lambda limit: _runner(state, limit))
+
+
+async def generate_and_rm_group(
+    args: Any, group: MemberGroup, sampling_params: dict[str, Any], evaluation: bool = False
+) -> MemberGroup:
+    """Generate and reward the rollouts of a prompt; a rollout that fails comes back with status FAILED.
+
+    Returns:
+        One sample a rollout, or a list of siblings where the generate hook fans out.
+
+    Raises:
+        HookError: the generate hook broke its contract.
+    """
+    rollouts = await _runner(GenerateState(args)).run_group(group, _call(args, sampling_params, evaluation))
+    return [_member(rollout) for rollout in rollouts]
+
+
+async def generate_and_rm(
+    args: Any, sample: Member, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Member:
+    """Generate and reward one rollout; as `generate_and_rm_group`."""
+    runner = _runner(GenerateState(args))
+    return _member(await runner.run(sample, _call(args, sampling_params, evaluation)))
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """The default generation: one engine call, from the prompt or from where the sample stands."""
+    limit = getattr(args, "rollout_max_context_len", None)
+    return await _generate(GenerateState(args), args, sample, sampling_params, limit)
+
+
+async def abort(args: Any, rollout_id: int) -> list[MemberGroup]:
+    """Abort everything at the engine, and wait until it is idle; rollouts that wait for a slot give up.
+
+    Returns:
+        Always empty: aborted rollouts return, with status ABORTED, to whoever awaits them.
+
+    Raises:
+        DeadlineError: the engine is still busy after 30 s.
+    """
+    state = GenerateState(args)
+    state.aborted = True
+    deadline = time.monotonic() + IDLE_SECONDS
+    while time.monotonic() < deadline:
+        await state.engine.abort_all()
+        loads = await state.engine.loads()
+        if not any(load["num_running_reqs"] or load["num_waiting_reqs"] for load in loads):
+            return []
+        await asyncio.sleep(0.2)
+    raise DeadlineError(
+        f"the engine is still busy {IDLE_SECONDS:g} s after an abort", place=f"rollout step {rollout_id}"
+    )
+
+
+def get_model_url(args: Any, name: str | None = None, endpoint: str = "/generate") -> str:
+    """URL of an endpoint of a named model, or of the default one.
+
+    Args:
+        name: key of `args.sglang_model_routers`, (host, port) by model; unknown names mean the default.
+    """
+    routers = getattr(args, "sglang_model_routers", None) or {}
+    if name in routers:
+        host, port = routers[name]
+        return f"http://{host}:{port}{endpoint}"
+    return engine_url(args) + endpoint
+
+
+async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOutput:
+    check_hooks(args)
+    state = GenerateState(args)
+    state.reset()
+    hooks = BatchHooks(args, source)
+    runner = _runner(state)
+    call = _call(args, state.sampling_params, evaluation=False, step=step)
+    wanted = int(args.rollout_batch_size)
+    scheduler = Scheduler(
+        source=source,
+        run_group=lambda group, _: runner.run_group(group, call),
+        policy=Synchronous(int(getattr(args, "over_sampling_batch_size", None) or wanted)),
+        wanted=wanted,
+        group_size=int(getattr(args, "n_samples_per_prompt", None) or 1),
+        max_failed_ratio=float(getattr(args, "max_failed_rollout_ratio", 0.5)),
+        judge=hooks.judge,
+        finish=hooks.finish,
+        ledger=state.ledger,
+    )
+    with Watchdog(IN_FLIGHT):
+        async with scheduler:
+            batch = await scheduler.collect(step)
+    metrics = batch.account.metrics() | drop_metrics(batch.drops)
+    return RolloutFnTrainOutput(samples=[run.members for run in batch.groups], metrics=metrics)  # type: ignore[misc]
+
+
+def _runner(state: GenerateState, max_context_len: int | None = None) -> RolloutRunner:
+    args = state.args
+    limit = max_context_len or getattr(args, "rollout_max_context_len", None)
+
+    async def default(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+        return await _generate(state, args, sample, sampling_params, limit)
+
+    hook: Generate = default
+    return RolloutRunner(args, generate=hook, slots=state.semaphore, gives_up=lambda: state.aborted)
+
+
+async def _generate(
+    state: GenerateState, args: Any, sample: Sample, sampling_params: dict[str, Any], limit: int | None
+) -> Sample:
+    return await generate_sample(
+        sample,
+        sampling_params,
+        engine=state.engine,
+        tokenizer=state.tokenizer,
+        max_context_len=limit,
+        timeout=float(getattr(args, "rollout_timeout", None) or 1800.0),
+        args=args,
+    )
+
+
+def _call(args: Any, sampling_params: dict[str, Any], evaluation: bool, step: int | None = None) -> Call:
+    seed = getattr(args, "rollout_seed", None)
+    return Call(step=step, sampling_params=sampling_params, evaluation=evaluation, seed=seed)
+
+
+def _member(rollout: Rollout) -> Member:
+    """What a direct caller gets: broken contracts raise, other failures are in the status."""
+    broken = isinstance(rollout.error, HookError) and rollout.error.__cause__ is None
+    if broken and isinstance(rollout.outcome, Failed):
+        assert rollout.error is not None
+        raise rollout.error
+    return rollout.member

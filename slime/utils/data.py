@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import DataError
-from slime.utils.data_files import Row, read_file, read_rows
+from slime.utils.data_files import Row, count_rows, read_file, read_rows
 from slime.utils.data_report import DatasetReport
 from slime.utils.types import Sample
 
-__all__ = ["Dataset", "DatasetReport", "read_file"]
+__all__ = ["Dataset", "DatasetReport", "count_rows", "read_file"]
 
 logger = logging.getLogger(__name__)
 _TOKENIZE_BATCH = 1024

@@ -38,6 +38,15 @@ def read_file(path: str | Path) -> Iterator[Row]:
         logger.warning(report.summary())
 
 
+def count_rows(path: str | Path) -> int:
+    """Number of rows that `read_file` gives, without a log.
+
+    Raises:
+        DataError: as `read_file`.
+    """
+    return sum(1 for _ in read_rows(path, DatasetReport(str(path))))
+
+
 def read_rows(path: str | Path, report: DatasetReport) -> Iterator[tuple[str, Row]]:
     """Place (``file:line``) and content of each good row; bad rows go to the report."""
     file, bounds = split_slice(str(path))

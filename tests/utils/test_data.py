@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.errors import DataError
-from slime.utils.data import Dataset, read_file
+from slime.utils.data import Dataset, count_rows, read_file
 from slime.utils.data_files import split_slice
 from tests.tiny import tiny_tokenizer
 
@@ -110,6 +110,8 @@ def test_only_the_first_places_of_a_reason_are_kept(tmp_path):
 
 def test_read_file_logs_what_it_leaves_out(tmp_path, caplog):
     path = write(tmp_path / "a.jsonl", [{"a": 1}, "{"])
+    assert count_rows(path) == 1
+    assert not caplog.records
     assert list(read_file(path)) == [{"a": 1}]
     assert f"{path}:2" in caplog.text
 

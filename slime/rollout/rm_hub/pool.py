@@ -104,6 +104,7 @@ class RewardPool:
                 job.result.set_result(worker.check(job))
             except Exception as error:  # noqa: BLE001 - the worker loop: the caller gets the error
                 job.result.set_exception(error)
+        worker.forget_output()
 
 
 class _Worker:
@@ -134,6 +135,10 @@ class _Worker:
         with self._lock:
             self._closed = True
             self._kill()
+
+    def forget_output(self) -> None:
+        """Close the file that holds what the process wrote to stderr."""
+        self._stderr.close()
 
     def _start(self, job: _Job) -> None:
         with self._lock:
@@ -237,7 +242,9 @@ def shared_pool(num_workers: int) -> RewardPool:
     with _pools_lock:
         if not _pools:
             atexit.register(close_shared_pools)
-        return _pools.setdefault(num_workers, RewardPool(num_workers))
+        if num_workers not in _pools:
+            _pools[num_workers] = RewardPool(num_workers)
+        return _pools[num_workers]
 
 
 def close_shared_pools() -> None:

@@ -176,8 +176,8 @@ def test_worker_dies_with_its_parent_however_that_ends(ending):
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )
-    pid = int(parent.stdout.readline())
-    parent.wait(timeout=60)
+    with parent:
+        pid = int(parent.stdout.readline())
     wait_until_dead(pid)
 
 

@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import traceback
+from pathlib import Path
 
 from slime.errors import SlimeError
 
@@ -29,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     if words[0] not in VERBS:
         print(f"slime: unknown verb {words[0]!r}\n\n{_usage()}", file=sys.stderr)
         return 2
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # hooks are found from where the user stands
     verb = importlib.import_module(f"slime.cli.{words[0]}")
     try:
         code: int = verb.main(words[1:])

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime.backends.update import RolloutUpdate
 from slime.config import Config
 from slime.config.plan import Plan
 from slime.observability.console import RunConsole
+from slime.ray.batch import RolloutBatch
 from slime.ray.checkpoints import Checkpoint
 from slime.ray.environment import actor_options
-from slime.ray.batch import RolloutBatch
 from slime.ray.startup_check import check_log_probs
 from slime.ray.supervision import StopFlag, StopRequested, Supervisor
 from slime.train.batch import TrainSample
@@ -105,12 +106,12 @@ class Actors:
         metrics: dict[str, float] = self._wait(f"evaluation after step {step}", call, can_give_up=True)
         return metrics
 
-    def train(self, samples: Sequence[TrainSample]) -> dict[str, float]:
+    def train(self, samples: Sequence[TrainSample]) -> RolloutUpdate:
         """All optimizer steps of a rollout step; the engine holds still meanwhile."""
         if self._engine is not None:
             self._wait("hold of the engine", self._engine.hold.remote())
-        metrics: dict[str, float] = self._wait("training", self._trainer.train.remote(samples))
-        return metrics
+        update: RolloutUpdate = self._wait("training", self._trainer.train.remote(samples))
+        return update
 
     def synchronise(self, version: int) -> dict[str, float]:
         """Give the trainer's weights to the engine as policy `version`."""

@@ -1,7 +1,9 @@
 """Checkpoints of a run: which exist, which are complete, what each contains.
 
 A checkpoint of rollout step N is the folder ``step_NNNNNN`` (trainer state) beside ``rollout/`` (data
-position and buffer, written by the data source). Invariant: it counts only once its manifest, written last, is there.
+position and buffer, written by the data source). Invariant: it counts only once its manifest, written
+last, is there.
+last, is there.
 """
 
 from __future__ import annotations

@@ -74,11 +74,12 @@ class Driver:
         metrics = batch.metrics | {"rollout/policy_version": float(step)}
         if actors.trains:
             self._console.phase(f"step {step}: training on {len(batch.samples)} samples")
-            metrics |= actors.train(batch.samples)
+            update = actors.train(batch.samples)
+            metrics |= update.metrics()
             self._console.phase(f"step {step}: weights")
             metrics |= actors.synchronise(step + 1)
         metrics["perf/step_time"] = time.perf_counter() - started
-        self._tracker.log(metrics, step)
+        self._tracker.log(metrics | {"rollout/step": float(step)}, step)
         self._console.step(step, metrics)
 
     def _evaluate(self, done: int) -> None:

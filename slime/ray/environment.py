@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from slime.serving.embedded.process import TUNING
@@ -41,5 +42,10 @@ def actor_options(threads: int = 1) -> dict[str, Any]:
     return {
         "num_cpus": 0,
         "max_concurrency": threads,
-        "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1", **TUNING}},
+        "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1", "PYTHONPATH": _search_path(), **TUNING}},
     }
+
+
+def _search_path() -> str:
+    """Where the user's hooks are found: the working folder, then PYTHONPATH."""
+    return os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))

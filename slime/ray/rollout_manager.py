@@ -55,7 +55,7 @@ class RolloutManager:
         """Run one rollout step, or read its dump under ``--load-debug-rollout-data``."""
         started = time.perf_counter()
         output = self._output(rollout_id)
-        samples = flatten(output.samples)
+        samples = list(flatten(output.samples))
         if self._args.save_debug_rollout_data:
             dump.save(self._args.save_debug_rollout_data, rollout_id, samples)
         metrics = dict(output.metrics or {}) | self._logged(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slime.backends.base import Trainer
-from slime.backends.update import train_on_rollouts
+from slime.backends.update import RolloutUpdate, train_on_rollouts
 from slime.config import Config
 from slime.config.plan import Plan
 from slime.serving.weights.shared import SharedWeights
@@ -40,11 +41,11 @@ class TrainActor:
         """What the trainer computes in: ``float32`` or ``bfloat16``."""
         return self._trainer.precision
 
-    def train(self, samples: Sequence[TrainSample]) -> dict[str, float]:
-        """All optimizer steps of one rollout step; returns ``train/`` and ``perf/`` metrics."""
+    def train(self, samples: Sequence[TrainSample]) -> RolloutUpdate:
+        """All optimizer steps of one rollout step; metrics of each step, and of the whole."""
         started = time.perf_counter()
         self._trainer.wake()
-        metrics = train_on_rollouts(
+        update = train_on_rollouts(
             self._trainer,
             samples,
             algorithm=self._config.algorithm,
@@ -53,7 +54,8 @@ class TrainActor:
         self._trainer.sleep()
         seconds = time.perf_counter() - started
         tokens = sum(len(sample.tokens) for sample in samples)
-        return metrics | {"perf/train_time": seconds, "perf/actor_train_tok_per_s": tokens / seconds}
+        timing = {"perf/train_time": seconds, "perf/actor_train_tok_per_s": tokens / seconds}
+        return replace(update, timing=timing)
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
         """Log-probs of the response tokens under the current weights."""

@@ -5,7 +5,7 @@ Knows nothing of how samples are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -13,7 +13,7 @@ from slime.errors import HookError
 from slime.rollout.hooks import hook_name
 from slime.utils.types import Sample
 
-Group = list[Sample] | list[list[Sample]]
+Group = Sequence[Sample | list[Sample]]
 """The rollouts of one prompt; nested where a rollout yields several samples (fan-out)."""
 
 
@@ -21,7 +21,7 @@ Group = list[Sample] | list[list[Sample]]
 class RolloutFnTrainOutput:
     """Accepted groups of one rollout step, and metrics of it."""
 
-    samples: list[Group]
+    samples: Sequence[Group]
     metrics: dict[str, Any] | None = None
 
 

@@ -1,0 +1,150 @@
+"""One rollout's samples become optimizer steps, on any trainer.
+
+Invariant: advantages, step membership, row weights and the source of the old log-probs are settled here, from
+ids, before the trainer packs anything. Knows the `Trainer` interface; knows no backend.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slime.backends.base import StepRow, Trainer
+from slime.config.sections import AlgorithmConfig
+from slime.errors import DataError, RolloutFailedError
+from slime.train.aggregate import row_weights
+from slime.train.batch import TrainSample
+from slime.train.normalise import Advantages, group_advantages
+from slime.train.schedule import split_steps
+
+_SUMMED = frozenset({"tokens", "computed_tokens", "samples", "rollouts", "skipped_step"})
+LogProbs = Mapping[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutUpdate:
+    """What training on a rollout gave: metrics of each step, of the rollout as a whole, and times.
+
+    Attributes:
+        timing: full metric names, e.g. ``perf/train_time``.
+    """
+
+    steps: list[dict[str, float]]
+    rollout: dict[str, float]
+    timing: dict[str, float] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        """One value a name: ``train/`` over the steps, ``rollout/`` of the whole.
+
+        Steps are averaged, but maxima stay maxima, counts are summed, and the learning rate is the last one.
+        """
+        names = dict.fromkeys(name for step in self.steps for name in step)
+        merged = {
+            f"train/{name}": _merge(name, [step[name] for step in self.steps if name in step])
+            for name in names
+        }
+        whole = {f"rollout/{name}": value for name, value in self.rollout.items()}
+        return merged | whole | self.timing
+
+
+def train_on_rollouts(
+    trainer: Trainer, samples: Sequence[TrainSample], *, algorithm: AlgorithmConfig, rollouts_per_step: int
+) -> RolloutUpdate:
+    """Train on all samples of a rollout, in steps of `rollouts_per_step` rollouts.
+
+    Old log-probs are the engine's with ``--use-rollout-logprobs``. Otherwise the first step, which is exactly
+    on-policy, reuses its own, and those of later steps are computed before the weights move.
+
+    Raises:
+        RolloutFailedError: no sample votes.
+        RewardError, DataError: a sample that cannot be trained, by name.
+    """
+    advantages = group_advantages(
+        samples,
+        normalise=algorithm.rewards_normalization,
+        scale_by_std=algorithm.grpo_std_normalization,
+    )
+    steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
+    if not steps:
+        raise RolloutFailedError("no sample of the rollout can train: all failed or were removed")
+    old = _old_log_probs(trainer, steps, algorithm)
+    reference = _log_probs(trainer, _flat(steps), reference=True) if algorithm.use_kl_loss else {}
+    metrics = [
+        trainer.step(_step_rows(step, advantages, old, reference, algorithm.calculate_per_token_loss))
+        for step in steps
+    ]
+    return RolloutUpdate(steps=metrics, rollout=_rollout_metrics(samples, advantages, len(steps)))
+
+
+def _old_log_probs(
+    trainer: Trainer, steps: Sequence[Sequence[TrainSample]], algorithm: AlgorithmConfig
+) -> LogProbs:
+    if algorithm.use_rollout_logprobs:
+        return {sample.index: _recorded(sample) for sample in _flat(steps)}
+    return _log_probs(trainer, _flat(steps[1:]), reference=False)
+
+
+def _recorded(sample: TrainSample) -> tuple[float, ...]:
+    if sample.rollout_log_probs is None:
+        raise DataError(
+            "it carries no engine log-probs, which --use-rollout-logprobs needs",
+            place=f"sample {sample.index}",
+            remedy="let the generate hook record them, or train without the flag",
+        )
+    return sample.rollout_log_probs
+
+
+def _log_probs(trainer: Trainer, samples: Sequence[TrainSample], *, reference: bool) -> LogProbs:
+    trained = [sample for sample in samples if sample.trained_tokens]
+    if not trained:
+        return {}
+    values = trainer.log_probs(trained, reference=reference)
+    return {sample.index: tuple(row) for sample, row in zip(trained, values, strict=True)}
+
+
+def _step_rows(
+    step: Sequence[TrainSample], advantages: Advantages, old: LogProbs, reference: LogProbs, per_token: bool
+) -> list[StepRow]:
+    weights = row_weights(step, per_token=per_token)
+    return [
+        StepRow(
+            sample=sample,
+            advantages=(advantages.by_index[sample.index],) * sample.response_length,
+            weight=weights[sample.index],
+            old_log_probs=old.get(sample.index),
+            ref_log_probs=reference.get(sample.index),
+        )
+        for sample in step
+    ]
+
+
+def _rollout_metrics(samples: Sequence[TrainSample], advantages: Advantages, steps: int) -> dict[str, float]:
+    rewards = list(advantages.rollout_rewards.values())
+    values = list(advantages.by_index.values())
+    equal = sum(advantages.zero_std_groups.values())
+    return {
+        "raw_reward": statistics.fmean(rewards),
+        "advantages": statistics.fmean(values),
+        "advantages_abs": statistics.fmean(map(abs, values)),
+        "groups": float(advantages.groups),
+        "zero_std/count": float(equal),
+        "zero_std/ratio": equal / advantages.groups,
+        "rollouts": float(len(rewards)),
+        "samples": float(len(values)),
+        "samples_without_vote": float(len(samples) - len(values)),
+        "tokens": float(sum(sample.trained_tokens for sample in samples)),
+        "steps": float(steps),
+    } | {f"zero_std/count_{reward:g}": float(n) for reward, n in advantages.zero_std_groups.items()}
+
+
+def _merge(name: str, values: Sequence[float]) -> float:
+    if name in _SUMMED:
+        return sum(values)
+    if name == "lr":
+        return values[-1]
+    return max(values) if name.endswith("_max_diff") else statistics.fmean(values)
+
+
+def _flat(steps: Sequence[Sequence[TrainSample]]) -> list[TrainSample]:
+    return [sample for step in steps for sample in step]

@@ -1,8 +1,8 @@
-"""Attention over one packed row: decode tokens of many sequences and prefill chunks of others, side by side.
+"""Attention over one packed row: decode tokens of many sequences beside prefill chunks of others.
 
-Transformers models call `packed_attention` (registered under `ATTENTION`) in every layer; what the row holds comes
-from the context variable that `attending` sets, so that no model code is touched. Invariant: no Python work
-per decode row. Knows nothing of scheduling or of where cache slots come from.
+Transformers models call `packed_attention` (registered under `ATTENTION`) in every layer; what the row holds
+comes from the context variable that `attending` sets, so that no model code is touched. Invariant: no Python
+work per decode row. Knows nothing of scheduling or of where cache slots come from.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def packed_attention(
     """Attention function in the form of transformers: [1, heads, N, dim] in, [1, N, heads, dim] out."""
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     options = AttentionOptions(scale, sliding_window, softcap)
-    rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return _BATCH.get().attend(module.layer_idx, *rows, options)[None], None
+    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return _BATCH.get().attend(module.layer_idx, queries, keys, values, options)[None], None
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class DecodeGroup:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """Two batched products over views of the arena; scores are [B * kv_heads, heads / kv_heads, width]."""
+        """Two batched products over views; scores are [B * kv_heads, heads / kv_heads, width]."""
         count, heads, dim = query.shape
         kv_heads = key.shape[1]
         self.arena.write_rows(layer, self.write_index, key.reshape(-1, dim), value.reshape(-1, dim))

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 CONTEXT_TOKENS = 5
-"""Prompt tokens in the first window: tokenizers that mark word starts decode the first token by its left neighbour."""
+"""Prompt tokens in the first window, for tokenizers that decode a token by its left neighbour."""
 MAX_HELD_TOKENS = 16
 """Bytes that make no character after so many tokens are given out as U+FFFD."""
+MOST_BYTES = 4
+"""Bytes, hence tokens, of the longest character."""
 INCOMPLETE = "�"
 
 
@@ -29,21 +31,26 @@ class IncrementalDecoder:
     def push(self, ids: Sequence[int]) -> str:
         """Text that `ids` complete; may be empty."""
         self._window.extend(ids)
-        new = self._pending()
-        held = len(self._window) - self._given
-        if new.endswith(INCOMPLETE) and held <= MAX_HELD_TOKENS:
-            return ""
-        self._window = self._window[self._given :]
-        self._given = len(self._window)
-        return new
+        for end in range(len(self._window), max(self._given, len(self._window) - MOST_BYTES), -1):
+            new = self._text(end)
+            if not new.endswith(INCOMPLETE):
+                return self._give(new, end)
+        end = len(self._window)
+        return self._give(self._text(end), end) if end - self._given > MAX_HELD_TOKENS else ""
 
     def pending(self) -> str:
         """Text of the ids held back: an unfinished character, as U+FFFD."""
-        return self._pending() if len(self._window) > self._given else ""
+        return self._text(len(self._window)) if len(self._window) > self._given else ""
 
-    def _pending(self) -> str:
+    def _text(self, end: int) -> str:
+        """Text of the window's tokens up to `end` that was not given out."""
         before = self._decode(self._window[: self._given])
-        return self._decode(self._window)[len(before) :]
+        return self._decode(self._window[:end])[len(before) :]
+
+    def _give(self, text: str, end: int) -> str:
+        self._window = self._window[self._given :]
+        self._given = end - self._given
+        return text
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False, **self._options)

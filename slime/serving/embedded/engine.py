@@ -1,7 +1,7 @@
-"""The engine: one worker thread that steps the model over all requests, and the calls other threads make on it.
+"""The engine: one worker thread that steps the model over all requests, and the calls of other threads.
 
-Invariant: model, cache and scheduler are touched by the worker only, between steps; every call from outside is queued
-to it. The worker outlives any request: a failing step fails the requests in it. Knows nothing of HTTP.
+Invariant: model, cache and scheduler are touched by the worker only; every call is queued to it and runs
+between two steps. The worker outlives any request. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
 import psutil
 import torch
@@ -22,17 +21,16 @@ from torch import Tensor
 
 from slime.config.sections import EngineConfig
 from slime.errors import EngineError, EngineRequestError, EngineUnavailableError
+from slime.serving.embedded.core import Listener, PauseMode
 from slime.serving.embedded.kv_cache import KVShape
 from slime.serving.embedded.model_loader import load_model
 from slime.serving.embedded.request import Request, Update
-from slime.serving.embedded.sampler import Sampled, Sampler, top_logprobs
-from slime.serving.embedded.scheduler import Counters, Plan, Scheduler
-from slime.serving.embedded.sequence import Sequence, abort_reason
+from slime.serving.embedded.scheduler import Scheduler
+from slime.serving.embedded.sequence import Sequence
+from slime.serving.embedded.stepper import Stepper
 
 logger = logging.getLogger(__name__)
 
-PauseMode: TypeAlias = Literal["abort", "in_place", "retract"]
-Listener: TypeAlias = Callable[[Update], None]
 Result = TypeVar("Result")
 
 MEMORY_SHARE = 0.4
@@ -70,13 +68,12 @@ class Engine:
         self.model_config = loaded.config
         self.tokenizer = loaded.tokenizer
         self.eos_ids = loaded.eos_ids
-        self.weight_version = "default"
-        self._runner = loaded.runner
         self.vocab_size: int = loaded.runner.model.get_input_embeddings().num_embeddings
         capacity = config.max_total_tokens or _default_capacity(loaded.kv_shape)
         self.context_length = min(
             config.context_length or loaded.context_length, loaded.context_length, capacity
         )
+        self._runner = loaded.runner
         self._scheduler = Scheduler(
             loaded.kv_shape,
             capacity=capacity,
@@ -85,12 +82,10 @@ class Engine:
             context_length=self.context_length,
             vocab_size=self.vocab_size,
         )
+        self._stepper = Stepper(loaded.runner, self._scheduler)
         self._threads = config.num_threads or len(os.sched_getaffinity(0))
-        self._sampler = Sampler([])
-        self._sampler_batch: list[Sequence] = []
         self._paused = False
         self._released = False
-        self._busy_seconds = 0.0
         self._arrivals = 0
         self._rids: set[str] = set()
         self._calls: list[Callable[[], None]] = []
@@ -120,7 +115,7 @@ class Engine:
         """Queue a request. `listener` is called on the worker thread, the last time with a finish reason.
 
         Raises:
-            EngineRequestError: a token is outside the vocabulary, the prompt is empty or too long, or the name is in use.
+            EngineRequestError: a token outside the vocabulary, an empty or too long prompt, a name in use.
             EngineUnavailableError: the engine does not run.
         """
         self._check(request)
@@ -136,23 +131,23 @@ class Engine:
 
     def abort(self, rid: str) -> None:
         """End a request with what it has; an unknown name is fine."""
-        self._post(lambda: self._abort(rid))
+        self._post(lambda: self._stepper.abort(rid))
 
     def abort_all(self) -> None:
         """End all requests with what they have."""
-        self._post(self._abort_all)
+        self._post(self._stepper.abort_all)
 
     def pause(self, mode: PauseMode) -> None:
         """Stop stepping; returns when the worker stands still. New requests wait for `resume`.
 
-        `abort` ends the requests in flight, `in_place` keeps their keys and values, `retract` drops these, to be
-        computed again after `resume`.
+        `abort` ends the requests in flight, `in_place` keeps their keys and values, `retract` drops these,
+        to be computed again after `resume`.
         """
 
         def pause() -> None:
             self._paused = True
             if mode == "abort":
-                self._abort_all()
+                self._stepper.abort_all()
             elif mode == "retract":
                 self._scheduler.retract_all()
 
@@ -201,13 +196,13 @@ class Engine:
         def update() -> None:
             with torch.inference_mode(False), torch.no_grad():
                 self._runner.replace_weights(weights, alias=alias)
-            self._set_version(version, flush)
+            self._stepper.set_version(version, flush=flush)
 
         self._call(update)
 
     def set_weight_version(self, version: str) -> None:
         """Note that the owner of aliased tensors changed them in place; kept prefixes are forgotten."""
-        self._call(lambda: self._set_version(version, True))
+        self._call(lambda: self._stepper.set_version(version, flush=True))
 
     def release_memory(self) -> None:
         """Give key-value memory back until `resume_memory`; requests that come meanwhile wait.
@@ -235,6 +230,11 @@ class Engine:
         self._call(resume)
 
     @property
+    def weight_version(self) -> str:
+        """Version of the weights that the next token is sampled with."""
+        return self._stepper.weight_version
+
+    @property
     def stats(self) -> EngineStats:
         """What runs, what waits, what is held, and totals."""
         scheduler, counters = self._scheduler, self._scheduler.counters
@@ -248,7 +248,7 @@ class Engine:
             cached_tokens=counters.cached_tokens,
             decode_tokens=counters.decode_tokens,
             steps=counters.steps,
-            busy_seconds=self._busy_seconds,
+            busy_seconds=self._stepper.busy_seconds,
         )
 
     # --- calls to the worker
@@ -323,94 +323,14 @@ class Engine:
                 for call in calls:
                     call()
                 if self._runnable:
-                    self._step()
-            self._abort_all()
+                    self._stepper.step()
+            self._stepper.abort_all()
 
     @property
     def _runnable(self) -> bool:
         return self._scheduler.has_work and not (self._paused or self._released)
 
-    def _step(self) -> None:
-        """One forward and its consequences; an error fails the live requests."""
-        started = time.perf_counter()
-        try:
-            plan = self._scheduler.plan()
-            logits = self._runner.forward(plan.batch, plan.ids, plan.positions, plan.keep)
-            sampled = self._sample(plan, logits)
-            self._score(plan, logits)
-            self._scheduler.advance(plan)
-            self._commit(plan, sampled)
-        except Exception as error:  # noqa: BLE001 - worker loop
-            logger.exception("a step failed")
-            self._fail(list(self._scheduler.live.values()), f"{type(error).__name__}: {error}")
-        self._busy_seconds += time.perf_counter() - started
-
-    def _sample(self, plan: Plan, logits: Tensor) -> Sampled:
-        if plan.sampled != self._sampler_batch:
-            self._sampler_batch = plan.sampled
-            self._sampler = Sampler([sequence.sampler_row for sequence in plan.sampled])
-        return self._sampler.sample(logits[: len(plan.sampled)])
-
-    def _score(self, plan: Plan, logits: Tensor) -> None:
-        """Log-probs of prompt tokens (temperature 1)."""
-        row = len(plan.sampled)
-        for sequence, count in plan.scored:
-            rows = logits[row : row + count]
-            row += count
-            assert sequence.score_start is not None
-            first = sequence.score_start + 1
-            ids = torch.tensor(sequence.tokens[first : first + count])
-            shift = rows.logsumexp(-1)
-            logprobs = rows.gather(1, ids[:, None])[:, 0] - shift
-            wanted = sequence.request.top_logprobs_num
-            top = [top_logprobs(rows[i], shift[i].item(), wanted) for i in range(count if wanted else 0)]
-            sequence.add_scores(logprobs.tolist(), top)
-
-    def _commit(self, plan: Plan, sampled: Sampled) -> None:
-        broken = []
-        for sequence, token, logprob, top in zip(
-            plan.sampled, sampled.tokens, sampled.logprobs, sampled.top_logprobs, strict=True
-        ):
-            if logprob - logprob != 0.0:
-                broken.append(sequence)
-                continue
-            sequence.append(token, logprob, top, self.weight_version)
-            self._scheduler.settle(sequence)
-            sequence.notify(self.weight_version)
-        for sequence, _ in plan.spans:
-            if sequence.max_new_tokens == 0 and sequence.computed == len(sequence.tokens):
-                self._end(sequence, {"type": "length", "length": 0})
-        self._fail(broken, "the model gave logits that are not finite")
-
-    def _fail(self, sequences: list[Sequence], message: str) -> None:
-        self._scheduler.discard(sequences)
-        for sequence in sequences:
-            sequence.finish(abort_reason(message, 500))
-            sequence.notify(self.weight_version)
-
-    def _end(self, sequence: Sequence, reason: dict[str, Any]) -> None:
-        sequence.finish(reason)
-        self._scheduler.drop(sequence)
-        sequence.notify(self.weight_version)
-
-    def _abort(self, rid: str) -> None:
-        sequence = self._scheduler.find(rid)
-        if sequence is not None:
-            self._end(sequence, abort_reason())
-
-    def _abort_all(self) -> None:
-        for sequence in [*self._scheduler.live.values(), *self._scheduler.waiting]:
-            self._end(sequence, abort_reason())
-
-    def _set_version(self, version: str, flush: bool) -> None:
-        self.weight_version = version
-        if flush:
-            self._scheduler.flush()
-
 
 def _default_capacity(shape: KVShape) -> int:
     """Key-value tokens that fit into a share of the memory that is free now."""
     return max(16, int(psutil.virtual_memory().available * MEMORY_SHARE) // shape.bytes_per_token)
-
-
-__all__ = ["Counters", "Engine", "EngineStats", "PauseMode"]

@@ -116,7 +116,7 @@ class KVCache(Generic[Owner]):
         return [(self._arenas[length], places) for length, places in sorted(self._places.items()) if places]
 
     def add(self, owner: Owner, pieces: list[Tensor]) -> Place[Owner]:
-        """Give `owner` a slot filled with `pieces`, each [layers, 2, kv_heads, n, dim], one behind the other."""
+        """Give `owner` a slot filled with `pieces`, each [layers, 2, kv_heads, n, dim], in order."""
         filled = sum(piece.shape[3] for piece in pieces)
         place = self._open(owner, filled + 1)
         copy_pieces(place.arena.slot(place.slot), pieces)
@@ -130,7 +130,7 @@ class KVCache(Generic[Owner]):
 
     def read(self, place: Place[Owner], start: int, stop: int) -> Tensor:
         """A compact copy of positions start..stop, [layers, 2, kv_heads, stop - start, dim]."""
-        return place.arena.slot(place.slot)[:, :, :, start:stop].contiguous()
+        return place.arena.slot(place.slot)[:, :, :, start:stop].clone(memory_format=torch.contiguous_format)
 
     def remove(self, place: Place[Owner]) -> None:
         """Free the slot; the arena's last sequence moves into it."""
@@ -176,7 +176,7 @@ class KVCache(Generic[Owner]):
 
 
 def copy_pieces(target: Tensor, pieces: list[Tensor]) -> int:
-    """Copy compact pieces [layers, 2, kv_heads, n, dim] to the front of `target`; returns the tokens copied."""
+    """Copy pieces [layers, 2, kv_heads, n, dim] to the front of `target`; returns the tokens copied."""
     filled = 0
     for piece in pieces:
         count = piece.shape[3]

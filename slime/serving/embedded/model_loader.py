@@ -1,7 +1,7 @@
-"""Loading a Hugging Face causal model for packed attention, and the proof at load that it may be used so.
+"""Loading a Hugging Face causal model for packed attention, with the proof at load that it may be used so.
 
-Invariant: what `load_model` returns gave, on a packed row with prefill and decode, the log-probs of the model's own
-eager forward; every other architecture is refused with a reason. Knows nothing of requests or scheduling.
+Invariant: what `load_model` returns gave, on packed rows of prefill and decode, the log-probs of the model's
+own eager forward; every other architecture is refused with a reason. Knows nothing of requests or scheduling.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def load_model(model_path: str, dtype: torch.dtype) -> LoadedModel:
         raise ModelError(
             f"cannot load the model: {error}",
             place=model_path,
-            remedy="the embedded engine needs a causal language model of transformers with weights and tokenizer",
+            remedy="the folder must hold config, weights and tokenizer of a causal language model",
         ) from error
     model.eval().requires_grad_(False)
     runner = ModelRunner(model)
@@ -86,12 +86,12 @@ def _unsupported(reason: str, place: str) -> ModelError:
     return ModelError(
         f"the embedded engine cannot run this architecture: {reason}",
         place=place,
-        remedy="use a decoder with full or sliding-window attention (Llama, Qwen, Mistral, Gemma, ...), or SGLang",
+        remedy="use a decoder with full or sliding-window attention (Llama, Qwen, Gemma, ...), or SGLang",
     )
 
 
 def _refuse_layers(config: Any, place: str) -> None:
-    """Layers whose state is not keys and values by position, or whose mask a kernel argument does not tell."""
+    """Refuse layers whose state is not keys and values, or whose mask is told by no argument."""
     others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if others:
         raise _unsupported(f"it has layers of type {', '.join(sorted(others))}", place)

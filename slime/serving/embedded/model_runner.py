@@ -1,6 +1,6 @@
-"""The model and its one forward: a packed row in, logits of chosen positions out; and the swap of its weights.
+"""The model's one forward (a packed row in, logits of chosen positions out), and the swap of its weights.
 
-Invariant: after `replace_weights` either all named weights are the new ones or, with an error, none. A weight that
+Invariant: after `replace_weights` either all weights are the new ones or, with an error, none. A weight that
 aliases foreign memory is never written to. Knows nothing of requests, caches or threads.
 """
 
@@ -79,7 +79,7 @@ def _check_names(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]
     for name, tensor in weights.items():
         if tensor.shape != parameters[name].shape:
             raise EngineError(
-                f"weight {name} has shape {list(tensor.shape)}, the model's is {list(parameters[name].shape)}",
+                f"weight {name} has shape {list(tensor.shape)}, not {list(parameters[name].shape)}",
                 remedy="send weights of the model that is served",
             )
 

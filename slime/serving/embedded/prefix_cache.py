@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -59,7 +60,7 @@ class PrefixCache:
         return len(tokens) - sum(count for _, count in self._walk(list(tokens)))
 
     def evict(self, tokens: int) -> int:
-        """Drop least recently used leaves until `tokens` are freed or nothing is left; returns tokens freed."""
+        """Drop least recently used leaves until `tokens` or all are freed; returns tokens freed."""
         freed = 0
         while freed < tokens and self._root.children:
             for leaf in sorted(self._leaves(), key=lambda node: node.used):
@@ -83,13 +84,11 @@ class PrefixCache:
     def _split(self, node: _Node, count: int) -> _Node:
         """Cut a node in two after `count` tokens; returns the upper part."""
         assert node.memory is not None and node.parent is not None
-        upper = _Node(
-            node.key[:count], node.memory[:, :, :, :count].contiguous(), node.parent, used=node.used
-        )
+        upper = _Node(node.key[:count], _copy(node.memory[:, :, :, :count]), node.parent, used=node.used)
         node.parent.children[node.key[0]] = upper
         node.key, node.memory, node.parent = (
             node.key[count:],
-            node.memory[:, :, :, count:].contiguous(),
+            _copy(node.memory[:, :, :, count:]),
             upper,
         )
         upper.children[node.key[0]] = node
@@ -109,6 +108,11 @@ class PrefixCache:
         del leaf.parent.children[leaf.key[0]]
         self.tokens -= len(leaf.key)
         return len(leaf.key)
+
+
+def _copy(memory: Tensor) -> Tensor:
+    """A compact copy that keeps nothing else alive."""
+    return memory.clone(memory_format=torch.contiguous_format)
 
 
 def _common(key: list[int], tokens: list[int], position: int) -> int:

@@ -28,7 +28,7 @@ class SamplingParams:
         min_new_tokens: no stop token is sampled, and no stop string ends the request, before so many tokens.
         sampling_seed: None draws a fresh seed.
         no_stop_trim: leave the stop string or stop token in the text.
-        repetition_penalty: divides positive logits and multiplies negative ones of seen tokens (Keskar et al. 2019).
+        repetition_penalty: divides positive, multiplies negative logits of seen tokens (Keskar et al. 2019).
     """
 
     max_new_tokens: int = 128
@@ -79,9 +79,9 @@ class Update:
 
     Attributes:
         output_ids: sampled tokens, a stop token included.
-        output_logprobs: natural log-prob of each sampled token over the full vocabulary, after temperature and
-            before top-k, top-p and min-p; empty without `return_logprob`.
-        input_logprobs: (log-prob, id) of the prompt tokens from `logprob_start_len` on; the first is (None, id).
+        output_logprobs: natural log-prob of each sampled token over the full vocabulary, after temperature
+            and before top-k, top-p and min-p; empty without `return_logprob`.
+        input_logprobs: (log-prob, id) of the prompt tokens from `logprob_start_len` on, first (None, id).
         output_top_logprobs, input_top_logprobs: one list a position; empty without `top_logprobs_num`.
         finish_reason: None while running, else SGLang's ``{"type": "stop"|"length"|"abort", ...}``.
         cached_tokens: prompt tokens that were not computed again.

@@ -45,7 +45,7 @@ class Row:
     """What sampling needs of one request.
 
     Attributes:
-        prompt, output: live token lists, read when penalties need them.
+        tokens: prompt and output, the live list.
         stop_ids: tokens that may not come before `params.min_new_tokens`.
     """
 
@@ -136,7 +136,7 @@ class Sampler:
 
 
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample rows of unnormalised weights [R, V] at `uniform` [R, 1]; returns tokens [R, 1] and sums [R, 1]."""
+    """Sample rows of weights [R, V] at `uniform` [R, 1]; returns tokens [R, 1] and the sums [R, 1]."""
     vocab = weights.shape[1]
     size = -(-vocab // BLOCKS)
     if size * BLOCKS != vocab:
@@ -178,7 +178,7 @@ def sample_filtered(
 ) -> Tensor:
     """Sample among the tokens that pass all three filters of the full distribution (Holtzman et al. 2020).
 
-    A row whose kept set may reach beyond the `width` likeliest tokens is done again over the whole vocabulary.
+    A row whose kept set may reach beyond the `width` likeliest tokens is done again over all of them.
     """
     width = min(width, weights.shape[1])
     values, ids = weights.topk(width)
@@ -213,7 +213,7 @@ def _adjust(logits: Tensor, row: Row) -> None:
         factor = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / factor, values * factor)
     if output and (params.frequency_penalty or params.presence_penalty):
-        ids, counts = torch.tensor(output).unique(return_counts=True)
+        ids, counts = torch.unique(torch.tensor(output), return_counts=True)
         logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
     for token, bias in (params.logit_bias or {}).items():
         logits[token] += bias

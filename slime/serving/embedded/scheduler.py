@@ -1,7 +1,7 @@
-"""Which requests run, and what the next forward computes: admission, chunked prefill, prefix reuse, retraction.
+"""Which requests run, and what the next forward computes: admission, chunked prefill, reuse, retraction.
 
-Invariant: key-value tokens of live requests plus those kept for reuse never exceed the capacity; a live sequence is
-either in `prefilling` (with a buffer) or in a cache slot. Knows nothing of models, threads or pausing.
+Invariant: key-value tokens of live requests plus those kept for reuse never exceed the capacity; between
+steps a live sequence is either in `prefilling` or in a cache slot. Knows nothing of models or threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slime.serving.embedded.prefix_cache import PrefixCache
 from slime.serving.embedded.sequence import Sequence
 
 HEADROOM = 32
-"""Tokens kept free for each live request when another one is admitted, so that it is not retracted at once."""
+"""Tokens kept free for each live request at an admission, so that it is not retracted at once."""
 WORTH_WAITING = 16
 """A request waits for a running prefill that shares so many tokens more with it than the store does."""
 SCORED_LOGITS = 2**26
@@ -38,7 +38,7 @@ class Counters:
 
 @dataclass(slots=True)
 class Plan:
-    """One forward. The kept logits are: one row for each of `sampled`, then `count` rows for each of `scored`."""
+    """One forward. Kept logits: one row for each of `sampled`, then `count` rows for each of `scored`."""
 
     parts: list[DecodeGroup | PrefillSpan] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)

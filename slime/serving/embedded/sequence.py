@@ -1,12 +1,13 @@
 """One request in flight: its tokens, log-probs, text, weight-version spans and why it ended.
 
-Invariant: `tokens` is prompt + output; `output_logprobs` has one entry an output token; the spans cover the output
-without gaps. Knows nothing of batches, memory or threads.
+Invariant: `tokens` is prompt + output; `output_logprobs` has one entry an output token; the spans cover the
+output without gaps. Knows nothing of batches, memory or threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Tokens
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from typing import Any
 
 from torch import Tensor
@@ -103,7 +104,7 @@ class Sequence:
 
     @property
     def reusable_length(self) -> int:
-        """Positions whose keys and values may come from elsewhere; the rest must pass the model for its logits."""
+        """Positions whose keys and values may come from elsewhere; the rest is needed for its logits."""
         start = self.score_start
         last = len(self.tokens) - 1
         return last if start is None or start >= self.prompt_length - 1 else min(start, last)

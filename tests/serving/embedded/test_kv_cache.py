@@ -1,0 +1,81 @@
+"""Arenas keep every sequence's keys and values through growth, moves and removals."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slime.serving.embedded.kv_cache import SMALLEST_CLASS, KVCache, KVShape
+
+SHAPE = KVShape(layers=2, kv_heads=2, dim=4, dtype=torch.float32)
+
+
+def stretch(value, tokens):
+    """Recognisable memory: owner in the integer part, position behind it."""
+    memory = SHAPE.buffer(tokens)
+    memory[:] = value + torch.arange(tokens)[:, None] / 4096
+    return memory
+
+
+def holes(cache):
+    return [
+        place.slot
+        for arena, places in cache.groups()
+        for slot, place in enumerate(places)
+        if place.slot != slot or place.arena is not arena
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(1, 600)),
+            st.tuples(st.just("grow"), st.integers(0, 50)),
+            st.tuples(st.just("remove"), st.integers(0, 50)),
+        ),
+        max_size=25,
+    )
+)
+def test_contents_survive_any_sequence_of_changes(actions):
+    cache, live, count = KVCache(SHAPE, 2048), [], 0
+    for action, number in actions:
+        if action == "add":
+            count += 1
+            live.append((count, cache.add(count, [stretch(count, number)])))
+        elif live:
+            value, place = live[number % len(live)]
+            if action == "remove":
+                live.remove((value, place))
+                cache.remove(place)
+            else:
+                filled = place.arena.length
+                place.arena.slot(place.slot)[:, :, :, :filled] = stretch(value, filled)
+                place.filled = filled
+                cache.make_room(place)
+                assert place.arena.length > filled
+        assert not holes(cache)
+        for value, place in live:
+            assert torch.equal(cache.read(place, 0, place.filled), stretch(value, place.filled))
+
+
+def test_decode_rows_land_behind_each_sequence():
+    cache = KVCache(SHAPE, 512)
+    places = [cache.add(i, [stretch(i, length)]) for i, length in enumerate((3, 250, 17))]
+    (arena, owners), *_ = cache.groups()
+    positions = torch.tensor([place.filled for place in owners])
+    keys = torch.arange(3 * 2 * 4.0).view(6, 4)
+    for layer in range(SHAPE.layers):
+        arena.write_rows(layer, arena.row_index(positions), keys + layer, -keys)
+    for i, place in enumerate(places):
+        token = cache.read(place, place.filled, place.filled + 1)[:, :, :, 0]
+        assert torch.equal(token[1, 0], keys[2 * i : 2 * i + 2] + 1)
+        assert torch.equal(token[0, 1], -keys[2 * i : 2 * i + 2])
+    view, _ = arena.view(0, 3, 20)
+    assert view.shape == (6, 20, 4)
+    assert view.data_ptr() == arena.memory.data_ptr()
+
+
+def test_classes_double_and_end_at_the_context():
+    cache = KVCache(SHAPE, 700)
+    lengths = [cache.add(None, [stretch(0, n)]).arena.length for n in (1, 255, 256, 511, 512, 699)]
+    assert lengths == [SMALLEST_CLASS, 256, 512, 512, 700, 700]

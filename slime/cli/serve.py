@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import errno
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 30000
 _DIE_WITH_PARENT = "--die-with-parent"
 _PR_SET_PDEATHSIG = 1
+_SHUTDOWN_SECONDS = 0.5
 _FURTHER = {
     "model": "model folder in Hugging Face format",
     "--ready-file": "file that gets the port as JSON once the engine is ready",
@@ -92,6 +95,7 @@ def bind(host: str, port: int) -> socket.socket:
 def _serve(model: str, config: EngineConfig, sock: socket.socket, ready_file: str | None) -> None:
     from slime.serving.embedded.engine import Engine
 
+    config = dataclasses.replace(config, port=sock.getsockname()[1])
     asyncio.run(serve_until_signal(Engine(model, config), config, sock, ready_file))
 
 
@@ -110,7 +114,16 @@ async def serve_until_signal(
     _announce(sock, ready_file)
     await end.wait()
     await server.stop()
-    await asyncio.to_thread(engine.shutdown)
+    await _shut_down(engine)
+
+
+async def _shut_down(engine: EngineCore) -> None:
+    """End the engine, or the process where a long forward pass holds it up: that cannot be interrupted."""
+    thread = threading.Thread(target=engine.shutdown, daemon=True)
+    thread.start()
+    await asyncio.to_thread(thread.join, _SHUTDOWN_SECONDS)
+    if thread.is_alive():
+        os._exit(0)
 
 
 def _announce(sock: socket.socket, ready_file: str | None) -> None:

@@ -25,10 +25,14 @@ class ServerHandle:
         url: ``http://127.0.0.1:<port>``.
     """
 
-    def __init__(self, engine: EngineCore, config: EngineConfig) -> None:
-        """Start the engine, and its server on a free port of the loopback interface."""
+    def __init__(self, engine: EngineCore, config: EngineConfig, *, health_timeout: float = 20.0) -> None:
+        """Start the engine, and its server on a free port of the loopback interface.
+
+        Args:
+            health_timeout: seconds that `/health_generate` waits for its token.
+        """
         self._engine = engine
-        self._server = EngineServer(engine, config)
+        self._server = EngineServer(engine, config, health_timeout=health_timeout)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._killed = False

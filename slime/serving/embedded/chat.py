@@ -19,9 +19,9 @@ from slime.serving.embedded.core import EngineCore
 from slime.serving.embedded.dispatch import RequestFailedError
 from slime.serving.embedded.protocol import GenerateCall, flag, parse_generate, parse_json
 from slime.serving.embedded.request import Request, Update
-from slime.serving.embedded.responses import DONE, error_body, meta_info, no_text, sse
+from slime.serving.embedded.responses import meta_info, no_text, version_spans
 from slime.serving.embedded.sampling import integer
-from slime.serving.embedded.state import STATE, ServerState, json_response, open_stream
+from slime.serving.embedded.state import STATE, EventStream, ServerState, json_response
 
 _SAME_NAME = (
     *("temperature", "top_p", "top_k", "min_p", "n", "logit_bias"),
@@ -204,7 +204,7 @@ def _usage(updates: Sequence[Update]) -> dict[str, Any]:
 
 
 def _metadata(update: Update) -> dict[str, Any]:
-    return {"weight_version": update.weight_version, "weight_versions": update.weight_versions}
+    return {"weight_version": update.weight_version, "weight_versions": version_spans(update)}
 
 
 def _logprobs(state: ServerState, update: Update, start: int) -> dict[str, Any]:
@@ -226,20 +226,18 @@ def _token(state: ServerState, token: int, value: float) -> dict[str, Any]:
 async def _stream(request: web.Request, state: ServerState, call: ChatCall) -> web.StreamResponse:
     requests = call.generate.requests
     deltas = [_Delta(state, call, index) for index in range(len(requests))]
+    stream = EventStream(request)
     async with aclosing(state.dispatcher.updates(requests, call.generate.rid)) as updates:
-        response = await open_stream(request)
-        for delta in deltas:
-            await response.write(sse(_chunk(state, call, delta.opening())))
         try:
             async for index, update in updates:
-                await response.write(sse(_chunk(state, call, deltas[index].take(update))))
+                for choice in deltas[index].take(update):
+                    await stream.send(_chunk(state, call, choice))
         except RequestFailedError as error:
-            await response.write(sse(error_body(str(error))))
+            await stream.fail(error)
     if call.usage_in_stream:
         last = [delta.last for delta in deltas if delta.last is not None]
-        await response.write(sse(_envelope(state, call, "chat.completion.chunk") | _closing(last)))
-    await response.write(DONE)
-    return response
+        await stream.send(_envelope(state, call, "chat.completion.chunk") | _closing(last))
+    return await stream.finish()
 
 
 def _closing(last: Sequence[Update]) -> dict[str, Any]:
@@ -259,19 +257,20 @@ class _Delta:
         self._index = index
         self.last: Update | None = None
 
-    def opening(self) -> dict[str, Any]:
-        """The first chunk's choice: role, and the prompt ids where asked for."""
-        request: Request = self._call.generate.requests[self._index]
-        extra = {"prompt_token_ids": request.input_ids} if self._call.prompt_token_ids else {}
-        return self._choice({"role": "assistant", "content": ""}, None) | extra
-
-    def take(self, update: Update) -> dict[str, Any]:
-        """The choice of the next chunk."""
+    def take(self, update: Update) -> list[dict[str, Any]]:
+        """The choices of the next chunks; a choice begins with its role."""
+        begin = [] if self.last else [self._opening()]
         text_before = self.last.text if self.last else ""
         count_before = len(self.last.output_ids) if self.last else 0
         self.last = update
         logprobs = _logprobs(self._state, update, count_before) if self._call.logprobs else None
-        return self._choice({"content": update.text[len(text_before) :]}, logprobs) | _finish(update)
+        delta = {"content": update.text[len(text_before) :]}
+        return [*begin, self._choice(delta, logprobs) | _finish(update)]
+
+    def _opening(self) -> dict[str, Any]:
+        request: Request = self._call.generate.requests[self._index]
+        extra = {"prompt_token_ids": request.input_ids} if self._call.prompt_token_ids else {}
+        return self._choice({"role": "assistant", "content": ""}, None) | extra
 
     def _choice(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
         return {

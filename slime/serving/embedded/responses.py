@@ -10,14 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import orjson
-
 from slime.serving.embedded.request import Request, TopLogprobs, Update
 
 TokenText: TypeAlias = Callable[[int], str | None]
 """Token id -> its text, or None where no text was asked for."""
-
-DONE = b"data: [DONE]\n\n"
 
 
 def no_text(_: int) -> None:
@@ -49,12 +45,17 @@ def meta_info(request: Request, update: Update, *, latency: float, token_text: T
         "reasoning_tokens": 0,
         "completion_tokens": count,
         "cached_tokens": cached,
-        "weight_versions": update.weight_versions,
+        "weight_versions": version_spans(update),
         "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
         "dp_rank": None,
         "e2e_latency": latency,
         "response_sent_to_client_ts": time.time(),
     }
+
+
+def version_spans(update: Update) -> list[dict[str, Any]]:
+    """Weight versions over the output; an empty output has one empty span."""
+    return update.weight_versions or [{"version": update.weight_version, "start": 0, "end": 0}]
 
 
 def _logprobs(request: Request, update: Update, token_text: TokenText) -> dict[str, Any]:
@@ -77,8 +78,3 @@ def _tops(positions: Sequence[TopLogprobs | None], token_text: TokenText) -> lis
 def error_body(message: str) -> dict[str, Any]:
     """SGLang's error object."""
     return {"error": {"message": message}}
-
-
-def sse(value: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"

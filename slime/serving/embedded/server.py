@@ -21,20 +21,18 @@ from slime.serving.embedded.dispatch import RequestFailedError
 from slime.serving.embedded.protocol import GenerateCall, parse_generate, parse_json
 from slime.serving.embedded.request import Update
 from slime.serving.embedded.responses import (
-    DONE,
     TokenText,
     error_body,
     generate_answer,
     no_text,
-    sse,
 )
-from slime.serving.embedded.state import STATE, Handler, ServerState, json_response, open_stream
+from slime.serving.embedded.state import STATE, EventStream, Handler, ServerState, json_response
 
 _MAX_BODY = 8 << 30
 _logger = logging.getLogger(__name__)
 
 
-def build_app(engine: EngineCore, config: EngineConfig, *, health_timeout: float = 20.0) -> web.Application:
+def build_app(engine: EngineCore, config: EngineConfig, *, health_timeout: float) -> web.Application:
     """The aiohttp application around an engine.
 
     Args:
@@ -51,9 +49,12 @@ def build_app(engine: EngineCore, config: EngineConfig, *, health_timeout: float
 class EngineServer:
     """A running server on a socket. Create and use it inside one event loop."""
 
-    def __init__(self, engine: EngineCore, config: EngineConfig) -> None:
+    def __init__(self, engine: EngineCore, config: EngineConfig, *, health_timeout: float = 20.0) -> None:
         self._runner = web.AppRunner(
-            build_app(engine, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
+            build_app(engine, config, health_timeout=health_timeout),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=0.5,
         )
 
     async def start(self, sock: Any) -> None:
@@ -88,16 +89,15 @@ async def generate(request: web.Request) -> web.StreamResponse:
 async def _stream(
     request: web.Request, state: ServerState, call: GenerateCall, started: float
 ) -> web.StreamResponse:
+    stream = EventStream(request)
     async with aclosing(state.dispatcher.updates(call.requests, call.rid)) as updates:
-        response = await open_stream(request)
         try:
             async for index, update in updates:
                 answer = _answer(state, call, index, update, started)
-                await response.write(sse(answer | {"index": index} if call.is_list else answer))
+                await stream.send(answer | {"index": index} if call.is_list else answer)
         except RequestFailedError as error:
-            await response.write(sse(error_body(str(error))))
-    await response.write(DONE)
-    return response
+            await stream.fail(error)
+    return await stream.finish()
 
 
 def _answer(

@@ -15,7 +15,8 @@ from aiohttp import web
 from slime.config.sections import EngineConfig
 from slime.errors import EngineUnavailableError
 from slime.serving.embedded.core import HEALTH_RID, EngineCore
-from slime.serving.embedded.dispatch import Dispatcher
+from slime.serving.embedded.dispatch import Dispatcher, RequestFailedError
+from slime.serving.embedded.responses import error_body
 from slime.serving.embedded.weights import WeightUpdater
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -64,9 +65,35 @@ def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
-async def open_stream(request: web.Request) -> web.StreamResponse:
-    """Start a server-sent event stream."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-    response.headers["Cache-Control"] = "no-cache"
-    await response.prepare(request)
-    return response
+class EventStream:
+    """Server-sent events as the answer to one request. The answer begins with the first event.
+
+    A failure before it is an ordinary error answer with its status; a later one is an event.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response: web.StreamResponse | None = None
+
+    async def send(self, value: Any) -> None:
+        """Send one event."""
+        await (await self._opened()).write(b"data: " + orjson.dumps(value) + b"\n\n")
+
+    async def fail(self, error: RequestFailedError) -> None:
+        """Tell that generation failed."""
+        if self._response is None:
+            raise error
+        await self.send(error_body(str(error)))
+
+    async def finish(self) -> web.StreamResponse:
+        """Send SGLang's end mark."""
+        response = await self._opened()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _opened(self) -> web.StreamResponse:
+        if self._response is None:
+            headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+            self._response = web.StreamResponse(headers=headers)
+            await self._response.prepare(self._request)
+        return self._response

@@ -144,7 +144,7 @@ def _new_file(size: int) -> Path:
     if _SHM.is_dir():
         try:
             return _reserved(_unused_path(_SHM), size)
-        except ModelError as error:
+        except (ModelError, OSError) as error:
             _logger.warning("shared weights go to %s instead: %s", tempfile.gettempdir(), error)
     return _reserved(_unused_path(Path(tempfile.gettempdir())), size)
 

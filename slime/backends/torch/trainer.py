@@ -1,0 +1,327 @@
+"""The torch trainer: policy-gradient steps on a Hugging Face model.
+
+Invariant: the loss of a step is the sum over its rows of weight times masked token losses, whatever the
+micro-batches, packing or prefix sharing. Parameters keep their storage from step to step.
+Knows rows and advantages; knows nothing of engines, rewards or where rollouts come from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slime.backends.base import StepRow
+from slime.backends.torch.checkpoint import (
+    Checkpoint,
+    read_checkpoint,
+    tensor_bytes,
+    write_checkpoint,
+    write_folder,
+)
+from slime.backends.torch.forest import PackedBatch, Request, input_tokens, pack_requests
+from slime.backends.torch.logprob import default_chunk
+from slime.backends.torch.model import CausalModel, load_model, load_tokenizer
+from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
+from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
+from slime.errors import CheckpointError, ConfigError, DataError
+from slime.train.batch import TrainSample
+from slime.train.kl import kl_type
+from slime.train.packing import pack_rows, pack_tokens
+from slime.train.policy_loss import PolicyLoss, policy_losses
+
+
+class TorchTrainer:
+    """A causal model, its optimizer and, where the loss asks for one, a frozen reference model."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        algorithm: AlgorithmConfig,
+        train: TrainConfig,
+        *,
+        temperature: float,
+        total_steps: int,
+        share_prefixes: bool = True,
+    ) -> None:
+        """Load the models.
+
+        Args:
+            temperature: sampling temperature of the rollouts; logits are divided by it.
+            total_steps: optimizer steps of the whole run, for the schedule.
+            share_prefixes: compute a common prefix of the rows of a micro-batch once.
+
+        Raises:
+            ModelError: a model folder cannot be used.
+            ConfigError: a dynamic batch size without a budget, or no model.
+        """
+        if model.hf_checkpoint is None:
+            raise ConfigError("training needs a model", place="--hf-checkpoint")
+        if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
+            raise ConfigError("--use-dynamic-batch-size needs a budget", place="--max-tokens-per-gpu")
+        self._config = train
+        self._save_optimizer = not model.no_save_optim
+        self._temperature = temperature
+        self._share = share_prefixes
+        self._threads = train.train_num_threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(self._threads)
+        torch.manual_seed(model.seed)
+        self._loss = policy_loss(algorithm)
+        self._gap_from_old = not algorithm.use_rollout_logprobs
+        self.tokenizer = load_tokenizer(model.hf_checkpoint)
+        self._model = load_model(model.hf_checkpoint, precision=train.train_precision)
+        self._reference: CausalModel | None = None
+        if algorithm.use_kl_loss:
+            self._reference = load_model(
+                model.ref_load or model.hf_checkpoint, precision=train.train_precision
+            )
+            self._reference.module.requires_grad_(False)
+        self._optimizer = Optimizer(dict(self.named_parameters()), train, total_steps)
+
+    @property
+    def precision(self) -> str:
+        """What matrix products are computed in: ``float32`` or ``bfloat16``."""
+        return str(self._model.compute_dtype).removeprefix("torch.")
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Trained parameters by Hugging Face name, tied ones once."""
+        yield from self._model.module.named_parameters()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Current weights by Hugging Face name, tied weights once; views, not copies."""
+        for name, parameter in self.named_parameters():
+            yield name, parameter.detach()
+
+    def alias_parameters(self, views: Mapping[str, torch.Tensor]) -> None:
+        """Move the parameters into given storage: their values are copied there, and they live there.
+
+        Args:
+            views: a tensor of equal shape and dtype for every name of `named_parameters`.
+
+        Raises:
+            ConfigError: a name is missing, or a view does not fit.
+        """
+        for name, parameter in self.named_parameters():
+            view = views.get(name)
+            if view is None or view.shape != parameter.shape or view.dtype != parameter.dtype:
+                found = "nothing" if view is None else f"{tuple(view.shape)} {view.dtype}"
+                raise ConfigError(
+                    f"needs {tuple(parameter.shape)} {parameter.dtype}, got {found}", place=name
+                )
+            view.copy_(parameter.detach())
+            parameter.data = view
+
+    def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[list[float]]:
+        """Log-probs of all response tokens, one list a sample, under the current or the reference model.
+
+        Raises:
+            ConfigError: the reference model was not loaded.
+            DataError: a sample whose response has no token before it.
+        """
+        model = self._reference if reference else self._model
+        if model is None:
+            raise ConfigError("the reference model is loaded only with --use-kl-loss", place="log_probs")
+        requests = [_response_request(sample) for sample in samples]
+        found: list[list[float]] = [[] for _ in samples]
+        with torch.no_grad():
+            for members, batch in self._pack([(i, r) for i, r in enumerate(requests) if r.targets]):
+                log_probs, _ = model.log_probs(batch, temperature=self._temperature, chunk=self._chunk)
+                rows = torch.split(log_probs.cpu(), list(batch.row_sizes))
+                for index, values in zip(members, rows, strict=True):
+                    found[index] = values.tolist()
+        return found
+
+    def step(self, rows: Sequence[StepRow]) -> dict[str, float]:
+        """One optimizer step over all rows; see `Trainer.step`.
+
+        Rows whose loss cannot have a gradient (advantage 0 and no other term) are only evaluated, for the
+        metrics.
+
+        Raises:
+            DataError: per-token lists of a row that do not fit, or engine log-probs that are missing.
+            NonFiniteGradientError: gradients were not finite several times in a row.
+        """
+        rows = [row for row in rows if row.sample.trained_tokens]
+        check_rows(rows, self._loss)
+        self._optimizer.zero_grad()
+        sums = StepSums(gap_from_old=self._gap_from_old)
+        for learns in (True, False):
+            chosen = [row for row in rows if has_gradient(row, self._loss) == learns]
+            with torch.set_grad_enabled(learns):
+                for members, batch in self._pack(
+                    [(i, _loss_request(r.sample)) for i, r in enumerate(chosen)]
+                ):
+                    loss = self._batch_loss([chosen[i] for i in members], batch, sums)
+                    if learns:
+                        loss.backward()  # type: ignore[no-untyped-call]
+        outcome = self._optimizer.step()
+        return sums.metrics() | {
+            "grad_norm": outcome.grad_norm,
+            "lr": outcome.rate,
+            "skipped_step": float(outcome.skipped),
+            "rollouts": float(len({row.sample.rollout_id for row in rows})),
+            "samples": float(len(rows)),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer, schedule position and RNG state below `folder`.
+
+        Raises:
+            CheckpointError: see `write_checkpoint`; the trainer itself is unharmed.
+        """
+        optimizer = self._optimizer.state_tensors() if self._save_optimizer else {}
+        counters = {
+            "optimizer_steps": self._optimizer.steps,
+            "optimizer_state": self._save_optimizer,
+            "python_rng": random.getstate(),
+        }
+        write_checkpoint(folder, Checkpoint(dict(self.weights()), optimizer, _rng_states(), counters))
+
+    def load(self, folder: Path) -> None:
+        """Read a checkpoint into the present storage of the parameters.
+
+        Raises:
+            CheckpointError: no checkpoint, one of another model, or one without optimizer state where this
+                run was not told to do without (``--no-save-optim``).
+        """
+        saved = read_checkpoint(folder)
+        if self._save_optimizer and not saved.counters["optimizer_state"]:
+            raise CheckpointError(
+                "it has no optimizer state",
+                place=str(folder),
+                remedy="give --no-save-optim to start a fresh one",
+            )
+        parameters = dict(self.named_parameters())
+        _check_same_weights(parameters, saved.weights, folder)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(saved.weights[name])
+        self._optimizer.load_state(saved.optimizer, saved.counters["optimizer_steps"])
+        _restore_rng(saved.rng, saved.counters["python_rng"])
+
+    def save_hf(self, folder: Path) -> None:
+        """Write a Hugging Face folder with weights, configs and tokenizer.
+
+        Raises:
+            CheckpointError: see `write_checkpoint`.
+        """
+
+        def write(place: Path) -> None:
+            self._model.module.save_pretrained(place)
+            self.tokenizer.save_pretrained(place)
+
+        write_folder(folder, write, tensor_bytes(dict(self.weights())))
+
+    def sleep(self) -> None:
+        """Drop gradients, give freed memory back to the system and use one thread."""
+        self._optimizer.zero_grad()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if sys.platform == "linux":
+            _trim_heap()
+        torch.set_num_threads(1)
+
+    def wake(self) -> None:
+        """Take the threads of training again."""
+        torch.set_num_threads(self._threads)
+
+    @property
+    def _chunk(self) -> int:
+        chosen = self._config.log_probs_chunk_size
+        return chosen if chosen > 0 else default_chunk(self._model.head.weight.shape[0])
+
+    def _pack(self, requests: Sequence[tuple[int, Request]]) -> Iterator[tuple[list[int], PackedBatch]]:
+        """Micro-batches of numbered requests: the numbers of each, and its tensors."""
+        rows = [input_tokens(request) for _, request in requests]
+        if self._config.use_dynamic_batch_size:
+            budget = self._config.max_tokens_per_gpu or 0
+            packs = pack_tokens(rows, max_tokens=budget, share_prefixes=self._share)
+        else:
+            packs = pack_rows(rows, rows_per_batch=self._config.micro_batch_size)
+        for pack in packs:
+            members = [requests[i] for i in pack]
+            batch = pack_requests(
+                [request for _, request in members], share_prefixes=self._share, device=self._model.device
+            )
+            yield [number for number, _ in members], batch
+
+    def _batch_loss(self, rows: Sequence[StepRow], batch: PackedBatch, sums: StepSums) -> torch.Tensor:
+        log_probs, entropy = self._model.log_probs(batch, temperature=self._temperature, chunk=self._chunk)
+        tokens = StepTokens.of(rows, log_probs, entropy)
+        losses, metrics = policy_losses(tokens.policy, self._loss)
+        sums.add(tokens, metrics, computed=batch.input_ids.numel())
+        return (losses * tokens.weight).sum()
+
+
+def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
+    """The loss that the flags declare."""
+    high = algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high
+    return PolicyLoss(
+        clip_low=algorithm.eps_clip,
+        clip_high=high,
+        dual_clip=algorithm.eps_clip_c,
+        entropy_coef=algorithm.entropy_coef,
+        kl_type=kl_type(algorithm.kl_loss_type) if algorithm.use_kl_loss else None,
+        kl_coef=algorithm.kl_loss_coef,
+        unbiased_kl=algorithm.use_unbiased_kl,
+        tis=(algorithm.tis_clip_low, algorithm.tis_clip) if algorithm.use_tis else None,
+    )
+
+
+def _response_request(sample: TrainSample) -> Request:
+    if sample.response_length and not sample.prompt_length:
+        raise DataError("the response has no token before it", place=f"sample {sample.index}")
+    return Request(sample.tokens, tuple(range(sample.prompt_length, len(sample.tokens))))
+
+
+def _loss_request(sample: TrainSample) -> Request:
+    offset = sample.prompt_length
+    return Request(sample.tokens, tuple(offset + i for i, flag in enumerate(sample.loss_mask) if flag))
+
+
+def _check_same_weights(
+    parameters: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], folder: Path
+) -> None:
+    for name in sorted(parameters.keys() | saved.keys()):
+        ours, theirs = parameters.get(name), saved.get(name)
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            shapes = [None if t is None else tuple(t.shape) for t in (ours, theirs)]
+            raise CheckpointError(
+                f"it is of another model: {name} is {shapes[1]} there and {shapes[0]} here", place=str(folder)
+            )
+
+
+def _rng_states() -> dict[str, torch.Tensor]:
+    states = {"torch": torch.get_rng_state()}
+    numpy_state: Any = np.random.get_state()
+    states["numpy_keys"] = torch.from_numpy(numpy_state[1].astype(np.int64))
+    states["numpy_rest"] = torch.tensor([numpy_state[2], numpy_state[3], numpy_state[4]], dtype=torch.float64)
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_rng(states: Mapping[str, torch.Tensor], python_state: Any) -> None:
+    torch.set_rng_state(states["torch"])
+    position, has_gauss, gauss = states["numpy_rest"].tolist()
+    keys = states["numpy_keys"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))
+    random.setstate((python_state[0], tuple(python_state[1]), python_state[2]))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _trim_heap() -> None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

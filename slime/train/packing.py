@@ -1,0 +1,100 @@
+"""Rows become micro-batches: a fixed number of rows, or as many as fit a token budget.
+
+Invariant: every row is in exactly one micro-batch. Rows that share a prefix stay together where the budget
+allows, and a shared prefix counts once. Packing changes speed and memory only, never the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slime.train.tree import PrefixForest, build_forest
+
+
+@dataclass(slots=True)
+class _Bin:
+    segments: set[int] = field(default_factory=set)
+    tokens: int = 0
+    rows: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Rows that are packed as one, with all segments that they need."""
+
+    segments: frozenset[int]
+    tokens: int
+    rows: tuple[int, ...]
+
+
+def pack_rows(rows: Sequence[tuple[int, ...]], *, rows_per_batch: int) -> list[list[int]]:
+    """Row indices in micro-batches of `rows_per_batch`, rows with common prefixes next to each other."""
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    return [order[start : start + rows_per_batch] for start in range(0, len(order), rows_per_batch)]
+
+
+def pack_tokens(
+    rows: Sequence[tuple[int, ...]], *, max_tokens: int, share_prefixes: bool = True
+) -> list[list[int]]:
+    """Row indices in micro-batches of at most `max_tokens` computed tokens each.
+
+    Best fit, largest first; a family of rows that fits is never split. A row longer than the budget is alone.
+    """
+    forest = build_forest(rows, share=share_prefixes)
+    bins: list[_Bin] = []
+    for item in sorted(_items(forest, max_tokens), key=lambda item: (-item.tokens, item.rows)):
+        target = _best_bin(bins, item, forest, max_tokens)
+        if target is None:
+            target = _Bin()
+            bins.append(target)
+        target.tokens += _added_tokens(target, item, forest)
+        target.segments |= item.segments
+        target.rows.extend(item.rows)
+    return [found.rows for found in bins]
+
+
+def _items(forest: PrefixForest, max_tokens: int) -> list[_Item]:
+    """The largest subtrees that fit the budget together with the path above them."""
+    children, below = forest.children(), forest.subtree_tokens()
+    ending: dict[int, list[int]] = {}
+    for row, end in enumerate(forest.row_ends):
+        ending.setdefault(end, []).append(row)
+    items = []
+    open_nodes = list(children[-1])
+    while open_nodes:
+        node = open_nodes.pop()
+        tokens = forest.segments[node].start + below[node]
+        whole = tokens <= max_tokens or not children[node]
+        members = _subtree(node, children) if whole else [node]
+        rows = tuple(row for member in members for row in ending.get(member, ()))
+        if rows:
+            path = forest.path(node)
+            if not whole:
+                tokens = forest.segments[node].start + len(forest.segments[node].tokens)
+            items.append(_Item(frozenset(path) | frozenset(members), tokens, rows))
+        if not whole:
+            open_nodes.extend(children[node])
+    return items
+
+
+def _subtree(node: int, children: Sequence[Sequence[int]]) -> list[int]:
+    found, queue = [], [node]
+    while queue:
+        found.append(queue.pop())
+        queue.extend(children[found[-1]])
+    return found
+
+
+def _added_tokens(target: _Bin, item: _Item, forest: PrefixForest) -> int:
+    return sum(len(forest.segments[segment].tokens) for segment in item.segments - target.segments)
+
+
+def _best_bin(bins: Sequence[_Bin], item: _Item, forest: PrefixForest, max_tokens: int) -> _Bin | None:
+    """The bin to which the item adds fewest tokens, the fullest of those."""
+    fitting: list[tuple[int, int, int, _Bin]] = []
+    for found in bins:
+        added = _added_tokens(found, item, forest)
+        if found.tokens + added <= max_tokens:
+            fitting.append((added, -found.tokens, len(fitting), found))
+    return min(fitting)[-1] if fitting else None

@@ -8,6 +8,7 @@ Knows nothing of samples, tokenizers or schedules. aiohttp is imported at the fi
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import uuid
 from collections.abc import Sequence
@@ -19,12 +20,16 @@ from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineU
 from slime.rollout.generation import Generation, parse_generation
 from slime.rollout.http_session import http_session
 
+logger = logging.getLogger(__name__)
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ABORT_SECONDS = 2.0
-"""Deadline of the abort that follows a cancellation."""
+"""Deadline of the abort that follows a cancellation; below the grace that cancelled hooks get."""
 CONTROL_SECONDS = 120.0
 CONNECT_SECONDS = 10.0
 ROUTING_HEADER = "X-SMG-Routing-Key"
+
+_aborts: set[asyncio.Task[None]] = set()
+"""Aborts under way: the event loop itself holds tasks only weakly."""
 
 
 class _Transient(Exception):  # noqa: N818 - internal: a failure that a retry can help
@@ -70,12 +75,14 @@ class EngineClient:
         rid = rid or uuid.uuid4().hex
         headers = {ROUTING_HEADER: routing_key} if routing_key else {}
         body = {
+            "rid": rid,
             "input_ids": list(input_ids),
             "sampling_params": sampling_params,
             "return_logprob": True,
         }
+        url, place = self.url + "/generate", f"{self.url}, request {rid}"
         try:
-            answer = await self._generate(rid, body, headers, timeout)
+            answer = await self._request("POST", url, body, timeout, headers=headers, place=place)
         except (asyncio.CancelledError, DeadlineError):
             await self._abort_soon(rid)
             raise
@@ -108,8 +115,9 @@ class EngineClient:
     async def health(self, timeout: float = 30.0) -> bool:
         """True if the engine generates a token within `timeout` seconds."""
         try:
-            await self._once("GET", self.url + "/health_generate", None, {}, timeout)
-        except (_Transient, EngineError, DeadlineError):
+            async with asyncio.timeout(timeout):
+                await self._once("GET", self.url + "/health_generate", None, {})
+        except (_Transient, EngineError, TimeoutError):
             return False
         return True
 
@@ -180,48 +188,60 @@ class EngineClient:
         if self._is_engine:
             return (self.url,)
         try:
-            listing = await self._request("GET", self.url + "/workers", None, {}, CONTROL_SECONDS)
+            listing = await self._request("GET", self.url + "/workers", None, CONTROL_SECONDS)
         except EngineRequestError:
             self._is_engine = True
             return (self.url,)
         return tuple(worker["url"].rstrip("/") for worker in _object(listing, "/workers")["workers"])
 
-    async def _generate(self, rid: str, body: dict[str, Any], headers: dict[str, str], timeout: float) -> Any:
-        """All tries of a generation within `timeout`; each under the same rid, for one abort ends all."""
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._request(
-                    "POST", self.url + "/generate", {"rid": rid} | body, headers, timeout
-                )
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"no answer within {timeout:g} s", place=f"{self.url}, request {rid}"
-            ) from error
-
     async def _abort_soon(self, rid: str) -> None:
         """Abort in a task of its own, which a second cancellation of the caller does not end."""
-        task = asyncio.create_task(self.abort(rid))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait({task}, timeout=ABORT_SECONDS)
+        task = asyncio.create_task(self._abort_within_deadline(rid))
+        _aborts.add(task)
+        task.add_done_callback(_aborts.discard)
+        await asyncio.wait({task})
+
+    async def _abort_within_deadline(self, rid: str) -> None:
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self.abort(rid)
+        except (EngineError, DeadlineError, TimeoutError) as error:
+            logger.warning("%s: request %s could not be aborted: %s", self.url, rid, error)
 
     async def _broadcast(
         self, path: str, body: dict[str, Any] | None, timeout: float = CONTROL_SECONDS, method: str = "POST"
     ) -> list[Any]:
         """The same control call at every worker."""
         urls = await self.workers()
-        return await asyncio.gather(*(self._request(method, url + path, body, {}, timeout) for url in urls))
+        return await asyncio.gather(*(self._request(method, url + path, body, timeout) for url in urls))
 
     async def _get_object(self, path: str) -> dict[str, Any]:
         url = (await self.workers())[0] + path
-        return _object(await self._request("GET", url, None, {}, CONTROL_SECONDS), path)
+        return _object(await self._request("GET", url, None, CONTROL_SECONDS), path)
 
     async def _request(
-        self, method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str], timeout: float
+        self,
+        method: str,
+        url: str,
+        body: dict[str, Any] | None,
+        timeout: float,
+        *,
+        headers: dict[str, str] | None = None,
+        place: str | None = None,
     ) -> Any:
-        """One call with its retries."""
+        """One call with all its tries, within `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._with_retries(method, url, body, headers or {})
+        except TimeoutError as error:
+            raise DeadlineError(f"no answer within {timeout:g} s", place=place or url) from error
+
+    async def _with_retries(
+        self, method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str]
+    ) -> Any:
         for attempt in range(self._retries + 1):
             try:
-                return await self._once(method, url, body, headers, timeout)
+                return await self._once(method, url, body, headers)
             except _Transient as error:
                 if attempt == self._retries:
                     raise EngineUnavailableError(
@@ -230,20 +250,16 @@ class EngineClient:
             await asyncio.sleep(min(self._backoff * 2**attempt, 5.0) * random.uniform(0.5, 1.0))
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _once(
-        self, method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str], timeout: float
-    ) -> Any:
+    async def _once(self, method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str]) -> Any:
         import aiohttp
 
-        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         data = None if body is None else orjson.dumps(body)
         headers = headers | {"Content-Type": "application/json"}
         session = await http_session()
         try:
             async with session.request(method, url, data=data, headers=headers, timeout=limits) as response:
                 content = await response.read()
-        except TimeoutError as error:
-            raise DeadlineError(f"no answer within {timeout:g} s", place=url) from error
         except aiohttp.ClientPayloadError as error:
             raise EngineUnavailableError(f"died while it answered: {error}", place=url) from error
         except aiohttp.ClientConnectionError as error:

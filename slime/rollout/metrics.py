@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slime.rollout.groups import flatten, rollouts_of
-from slime.rollout.outcome import rollout_reward
+from slime.rollout.outcome import Rollout, rollout_reward
 from slime.utils.types import Sample
 
 _VOID = (Sample.Status.FAILED, Sample.Status.ABORTED)
@@ -44,6 +44,16 @@ def rollout_metrics(args: Any, samples: Any, seconds: float) -> dict[str, float]
 def drop_metrics(drops: Counter[str]) -> dict[str, float]:
     """Dropped groups by reason."""
     return {f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in drops.items()}
+
+
+def timing_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Seconds that the accepted rollouts spent in each phase: waiting for a slot, generating, in reward."""
+    values: dict[str, float] = {}
+    for phase in ("queued", "generate", "reward"):
+        seconds = [getattr(rollout.timings, phase) for rollout in rollouts]
+        values[f"perf/rollout_phase/{phase}/mean"] = statistics.fmean(seconds)
+        values[f"perf/rollout_phase/{phase}/max"] = max(seconds)
+    return values
 
 
 def eval_metrics(args: Any, data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -129,7 +129,8 @@ class Scheduler:
             budget=FailureBudget(max_ratio=self._max_failed_ratio, planned=planned, step=step),
         )
         try:
-            await self._fill(batch)
+            with self._inflight.track(f"rollout step {step}", f"collecting {self._wanted} groups"):
+                await self._fill(batch)
             await self._leave(self._policy.at_close(self._view(len(batch.accepted))))
             if self._finish is not None:
                 await self._finish(batch.accepted, batch.seen)

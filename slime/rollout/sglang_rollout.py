@@ -7,6 +7,7 @@ and evaluation use the same runner. Knows `args` so that the modules below it ne
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -18,7 +19,7 @@ from slime.rollout.generate import generate_sample
 from slime.rollout.hooks import check_hooks
 from slime.rollout.inflight import IN_FLIGHT, Watchdog
 from slime.rollout.loop import run_blocking
-from slime.rollout.metrics import drop_metrics
+from slime.rollout.metrics import drop_metrics, timing_metrics
 from slime.rollout.outcome import Failed, Member, MemberGroup, Rollout
 from slime.rollout.policy import Synchronous
 from slime.rollout.runner import Call, Generate, RolloutRunner
@@ -36,6 +37,7 @@ __all__ = [
     "generate_rollout",
     "get_model_url",
 ]
+logger = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
 """How long an aborted engine may take to become idle."""
 
@@ -158,8 +160,10 @@ async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOut
     with Watchdog(IN_FLIGHT):
         async with scheduler:
             batch = await scheduler.collect(step)
-    metrics = batch.account.metrics() | drop_metrics(batch.drops)
-    return RolloutFnTrainOutput(samples=[run.members for run in batch.groups], metrics=metrics)  # type: ignore[misc]
+    logger.info("%s\n%s", batch.account.line(), state.ledger.total.line())
+    rollouts = [rollout for run in batch.groups for rollout in run.rollouts]
+    metrics = batch.account.metrics() | drop_metrics(batch.drops) | timing_metrics(rollouts)
+    return RolloutFnTrainOutput(samples=[run.members for run in batch.groups], metrics=metrics)
 
 
 def _runner(state: GenerateState, max_context_len: int | None = None) -> RolloutRunner:

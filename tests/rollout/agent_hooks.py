@@ -1,0 +1,183 @@
+"""Generate hooks, rewards and filters that behave well or badly, named by dotted path in tests."""
+
+import asyncio
+import copy
+import sys
+
+from slime.rollout.sglang_rollout import generate
+from slime.utils.types import Sample
+
+
+def write(sample, ids=(11, 12), log_probs=(-0.5, -0.25)):
+    """Give a sample a prompt of one token and these sampled tokens."""
+    sample.tokens = [5]
+    sample.append_response_tokens(tokens=list(ids), log_probs=list(log_probs), text="x" * len(ids))
+    sample.status = Sample.Status.COMPLETED
+    return sample
+
+
+async def good(args, sample, sampling_params):
+    return write(sample)
+
+
+async def mixed(args, sample, sampling_params):
+    """Fails for prompts that say so; else the default generation."""
+    if "fail" in sample.prompt and sample.index % 2:
+        raise ValueError("told to fail")
+    return await generate(args, sample, sampling_params)
+
+
+async def raises(args, sample, sampling_params):
+    raise ValueError("a broken tool")
+
+
+async def hangs(args, sample, sampling_params):
+    await asyncio.sleep(3600)
+
+
+async def swallows_cancellation(args, sample, sampling_params):
+    """Goes on for about a second after every cancellation."""
+    for _ in range(20):
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            continue
+    return write(sample)
+
+
+async def cancels_itself(args, sample, sampling_params):
+    raise asyncio.CancelledError
+
+
+async def exits(args, sample, sampling_params):
+    sys.exit(3)
+
+
+async def returns_none(args, sample, sampling_params):
+    return None
+
+
+async def returns_text(args, sample, sampling_params):
+    return "text"
+
+
+async def returns_nothing(args, sample, sampling_params):
+    return []
+
+
+async def fans_out(args, sample, sampling_params):
+    """Two siblings without ids of their own."""
+    first, second = Sample(prompt=sample.prompt), Sample(prompt=sample.prompt)
+    return [write(first, ids=[11, 12, 13], log_probs=[-0.1] * 3), write(second)]
+
+
+async def fans_out_copies(args, sample, sampling_params):
+    return [write(copy.deepcopy(sample)) for _ in range(3)]
+
+
+async def two_ids(args, sample, sampling_params):
+    siblings = [write(copy.deepcopy(sample)) for _ in range(2)]
+    siblings[1].rollout_id = 99
+    return siblings
+
+
+async def short_mask(args, sample, sampling_params):
+    write(sample).loss_mask = [1]
+    return sample
+
+
+async def odd_mask(args, sample, sampling_params):
+    write(sample).loss_mask = [1, 2]
+    return sample
+
+
+async def no_log_probs(args, sample, sampling_params):
+    write(sample).rollout_log_probs = None
+    return sample
+
+
+async def nan_log_probs(args, sample, sampling_params):
+    write(sample).rollout_log_probs = [-0.5, float("nan")]
+    return sample
+
+
+async def no_tokens(args, sample, sampling_params):
+    sample.response = "only text"
+    return sample
+
+
+async def long_response(args, sample, sampling_params):
+    write(sample).response_length = 9
+    return sample
+
+
+async def gives_up(args, sample, sampling_params):
+    sample.tokens, sample.response_length, sample.loss_mask = [0, 0], 1, [0]
+    sample.status = Sample.Status.ABORTED
+    sample.metadata["abort_reason"] = "sandbox died"
+    return sample
+
+
+async def reads_evaluation(args, sample, sampling_params, evaluation=False):
+    write(sample).metadata["evaluation"] = evaluation
+    return sample
+
+
+async def reward_by_length(args, sample, **kwargs):
+    return float(sample.response_length)
+
+
+async def reward_none(args, sample, **kwargs):
+    return None
+
+
+async def reward_nan(args, sample, **kwargs):
+    return float("nan")
+
+
+async def reward_raises(args, sample, **kwargs):
+    raise ConnectionError("judge is down")
+
+
+async def reward_hangs(args, sample, **kwargs):
+    await asyncio.sleep(3600)
+
+
+async def reward_group(args, samples, **kwargs):
+    return [float(len(samples))] * len(samples)
+
+
+async def reward_group_raises(args, samples, **kwargs):
+    raise ConnectionError("judge is down")
+
+
+def drop_all(args, group, **kwargs):
+    return False
+
+
+def drop_first_groups(args, group, **kwargs):
+    return group[0].group_index >= 3
+
+
+def filter_raises(args, group, **kwargs):
+    raise KeyError("missing")
+
+
+def remove_last(args, groups):
+    for sample in groups[-1]:
+        sample.remove_sample = True
+
+
+SEEN = []
+
+
+def remember(args, groups, data_source):
+    SEEN.append([len(group) for group in groups])
+
+
+def note_step(args, sample, *, rollout_id, evaluation):
+    sample.metadata["seen"] = (rollout_id, evaluation)
+
+
+def hook_raises(args, sample):
+    raise RuntimeError("bad hook")

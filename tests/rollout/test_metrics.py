@@ -1,0 +1,109 @@
+from collections import Counter
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.rollout.metrics import drop_metrics, eval_metrics, pass_at_k, rollout_metrics
+from slime.utils.types import Sample
+
+ARGS = SimpleNamespace()
+
+
+def sample(index, group=0, length=2, reward=1.0, **fields):
+    return Sample(
+        index=index,
+        rollout_id=fields.pop("rollout_id", index),
+        group_index=group,
+        tokens=[1] * (length + 1),
+        response_length=length,
+        loss_mask=[1] * length,
+        reward=reward,
+        status=fields.pop("status", Sample.Status.COMPLETED),
+        **fields,
+    )
+
+
+def test_the_names_and_values_of_a_step():
+    groups = [
+        [sample(0, length=2, reward=0.0), sample(1, length=4, reward=1.0)],
+        [
+            sample(2, group=1, length=6, reward=1.0),
+            sample(3, group=1, length=8, reward=1.0, status=Sample.Status.TRUNCATED),
+        ],
+    ]
+    metrics = rollout_metrics(ARGS, groups, seconds=2.0)
+    assert metrics["rollout/response_len/mean"] == 5.0
+    assert metrics["rollout/response_len/median"] == 5.0
+    assert metrics["rollout/response_len/max"] == 8
+    assert metrics["rollout/response_len/min"] == 2
+    assert metrics["rollout/truncated_ratio"] == 0.25
+    assert metrics["rollout/raw_reward"] == 0.75
+    assert metrics["rollout/zero_std/count_1.0"] == 1
+    assert metrics["perf/rollout_time"] == 2.0
+    assert metrics["perf/tokens_per_gpu_per_sec"] == 10.0
+    assert metrics["perf/longest_sample_tokens_per_sec"] == 4.0
+
+
+def test_a_rollout_counts_once_however_it_is_cut():
+    whole = [[sample(0, length=6, reward=1.0), sample(1, length=2, reward=0.0)]]
+    cut = [
+        [
+            [
+                sample(0, length=4, reward=1.0, rollout_id=0),
+                sample(0, length=2, reward=1.0, rollout_id=0),
+            ],
+            [sample(1, length=2, reward=0.0)],
+        ]
+    ]
+    assert rollout_metrics(ARGS, whole, 1.0) == rollout_metrics(ARGS, cut, 1.0)
+
+
+def test_law_4_failed_rollouts_are_in_no_mean():
+    good = [[sample(0, reward=1.0), sample(1, reward=1.0)]]
+    with_failed = [[*good[0], sample(2, length=90, reward=None, status=Sample.Status.FAILED)]]
+    assert rollout_metrics(ARGS, good, 1.0) == rollout_metrics(ARGS, with_failed, 1.0)
+
+
+def test_cached_tokens_are_a_share_of_all_prompt_tokens():
+    info = Sample.PrefixCacheInfo(cached_tokens=3, total_prompt_tokens=4)
+    metrics = rollout_metrics(ARGS, [[sample(0, prefix_cache_info=info), sample(1)]], 1.0)
+    assert metrics["rollout/prefix_cache_hit_rate"] == 0.75
+    assert metrics["rollout/avg_cached_tokens_per_sample"] == 1.5
+
+
+def test_the_unshaped_reward_is_reported():
+    metrics = rollout_metrics(ARGS, [[sample(0, reward=1.0, metadata={"raw_reward": 0.25})]], 1.0)
+    assert metrics["rollout/raw_reward"] == 0.25
+
+
+def test_a_step_without_valid_rollouts_has_only_its_time():
+    failed = sample(0, status=Sample.Status.FAILED, reward=None)
+    assert rollout_metrics(ARGS, [[failed]], 3.0) == {"perf/rollout_time": 3.0}
+
+
+def test_drops_are_named():
+    assert drop_metrics(Counter({"zero_std_1.0": 2})) == {"rollout/dynamic_filter/drop_zero_std_1.0": 2.0}
+
+
+@given(st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_draws_with_a_hit(case):
+    correct, total, k = case
+    draws = list(combinations([True] * correct + [False] * (total - correct), k))
+    assert pass_at_k(correct, total, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_rates_are_over_prompts_with_enough_rollouts():
+    samples = [sample(0), sample(1), sample(2, group=1), sample(3, group=1)]
+    entry = {"rewards": [1.0, 0.0, 0.0, 0.0], "truncated": [False] * 4, "samples": samples}
+    metrics = eval_metrics(ARGS, {"gsm": entry})
+    assert metrics["eval/gsm"] == 0.25
+    assert metrics["eval/gsm-pass@1"] == 0.25
+    assert metrics["eval/gsm-pass@2"] == 0.5
+
+
+def test_results_of_other_eval_functions_may_lack_samples():
+    assert eval_metrics(ARGS, {"gsm": {"rewards": [1, 0]}}) == {"eval/gsm": 0.5}
+    assert eval_metrics(ARGS, {"gsm": {"rewards": []}}) == {}

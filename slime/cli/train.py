@@ -55,7 +55,7 @@ def _run(
     from slime.ray.environment import ray_session
     from slime.ray.supervision import StopFlag
 
-    with StopFlag().installed() as stop, ray_session():
+    with ray_session(), StopFlag().installed() as stop:
         actors = Actors(config, run_dir, stop)
         try:
             console.phase("starting engine and trainer")

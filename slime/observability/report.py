@@ -5,6 +5,7 @@ Reads `metrics.jsonl` and nothing else of the run, so that it can be made again 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def evaluation_scores(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
     for row in rows:
         for name, value in row.items():
             dataset = name.removeprefix("eval/")
-            if name.startswith("eval/") and "/" not in dataset and not dataset.endswith("_ratio"):
+            if name.startswith("eval/") and not re.search(r"/|-truncated_ratio$|-pass@\d+$", dataset):
                 scores.setdefault(dataset, []).append((row["step"], value))
     return scores
 

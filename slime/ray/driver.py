@@ -7,13 +7,14 @@ Laptop and cluster run these lines.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from slime.config import Config
 from slime.config.plan import Plan, evaluation_steps
 from slime.errors import CheckpointError
 from slime.observability.console import RunConsole
+from slime.observability.report import evaluation_scores
 from slime.observability.trackers import Tracker
 from slime.ray.actors import Actors
 from slime.ray.checkpoints import commit, step_folder
@@ -26,7 +27,6 @@ class RunResult:
 
     run_dir: Path
     steps_done: int = 0
-    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     checkpoint: Path | None = None
     hf_folder: Path | None = None
     stopped: bool = False
@@ -87,9 +87,9 @@ class Driver:
             return
         self._console.phase(f"evaluation after {done} steps")
         metrics = self._actors.evaluate(done)
-        self.result.evaluations[done] = metrics
         self._tracker.log(metrics, done)
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.count("/") == 1)
+        scores = evaluation_scores([{"step": done, **metrics}])
+        shown = ", ".join(f"{name} {points[0][1]:.3f}" for name, points in scores.items())
         self._console.note(f"evaluation after {done} steps: {shown}")
 
     def _save(self, step: int, *, last: bool) -> None:

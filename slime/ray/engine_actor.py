@@ -16,7 +16,10 @@ from slime.serving.embedded.process import EngineProcess
 
 
 class EngineActor:
-    """Starts `slime serve` and moves weights into it. Methods are called by the driver, one at a time."""
+    """Starts `slime serve` and moves weights into it.
+
+    No method is a coroutine: Ray would then run all of them on one event loop, and `watch` would block it.
+    """
 
     def __init__(self, model: str, config: EngineConfig, log_file: str) -> None:
         self._process = EngineProcess(model, config, Path(log_file))
@@ -32,29 +35,30 @@ class EngineActor:
 
     def hold(self) -> None:
         """Stop generating and give up key-value memory: the trainer is about to change the weights."""
-        run_blocking(self._hold())
+        run_blocking(_hold(self._client))
 
     def update(self, weights_file: str, version: int) -> dict[str, float]:
         """Take the weights in the shared file as `version`, and go on generating; returns metrics."""
-        return run_blocking(self._update(weights_file, version))
+        started = time.perf_counter()
+        run_blocking(_update(self._client, weights_file, version))
+        return {"perf/update_weights_time": time.perf_counter() - started}
 
     def stop(self) -> None:
         """End the child process."""
         self._process.stop()
 
-    async def _hold(self) -> None:
-        await self._client.pause("abort")
-        await self._client.release_memory()
 
-    async def _update(self, weights_file: str, version: int) -> dict[str, float]:
-        started = time.perf_counter()
-        client = self._client
-        await client.pause("abort")
-        await client.begin_weight_update()
-        await client.update_weights_from_tensor(
-            [weights_file], load_format="shared_memory", weight_version=str(version), flush_cache=True
-        )
-        await client.end_weight_update()
-        await client.resume_memory()
-        await client.resume()
-        return {"perf/update_weights_time": time.perf_counter() - started}
+async def _hold(client: EngineClient) -> None:
+    await client.pause("abort")
+    await client.release_memory()
+
+
+async def _update(client: EngineClient, weights_file: str, version: int) -> None:
+    await client.pause("abort")
+    await client.begin_weight_update()
+    await client.update_weights_from_tensor(
+        [weights_file], load_format="shared_memory", weight_version=str(version), flush_cache=True
+    )
+    await client.end_weight_update()
+    await client.resume_memory()
+    await client.resume()

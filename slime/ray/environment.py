@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slime.serving.embedded.process import TUNING
+from slime.serving.embedded.process import QUIET, TUNING
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def actor_options(threads: int = 1) -> dict[str, Any]:
     return {
         "num_cpus": 0,
         "max_concurrency": threads,
-        "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1", "PYTHONPATH": _search_path(), **TUNING}},
+        "runtime_env": {"env_vars": {**QUIET, "PYTHONPATH": _search_path(), **TUNING}},
     }
 
 

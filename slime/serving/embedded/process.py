@@ -20,6 +20,8 @@ from slime.errors import EngineError
 
 TUNING = {"OMP_WAIT_POLICY": "PASSIVE", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Environment of processes that run torch on CPU: threads do not spin, big tensors get huge pages."""
+QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+"""Environment of processes that load a model: from the folder that they are given, without progress bars."""
 
 
 class EngineProcess:
@@ -43,7 +45,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=TUNING | dict(os.environ) | {"HF_HUB_OFFLINE": "1"},
+                env=TUNING | dict(os.environ) | QUIET,
             )
         self.url = self._wait_until_ready(config.host, ready_timeout)
 

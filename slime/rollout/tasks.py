@@ -80,15 +80,21 @@ async def _contained(work: Coroutine[Any, Any, T], what: str, place: str) -> T:
 
 
 async def _stop(task: asyncio.Task[Any], name: str, grace: float) -> bool:
-    """Cancel, wait for the end at most `grace` seconds; True if the task ended."""
+    """Cancel, wait for the end at most `grace` seconds, even if cancelled meanwhile; True if it ended."""
     task.cancel()
-    try:
-        await asyncio.wait({task}, timeout=grace)
-    finally:
-        if not task.done():
-            _abandoned[task] = name
-            logger.error("%s ignores its cancellation; left behind", name)
-        task.add_done_callback(_forget)
+    task.add_done_callback(_forget)
+    loop, cancelled = asyncio.get_running_loop(), None
+    end = loop.time() + grace
+    while not task.done() and (left := end - loop.time()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not task.done():
+        _abandoned[task] = name
+        logger.error("%s ignores its cancellation; left behind after %g s", name, grace)
+    if cancelled is not None:
+        raise cancelled
     return task.done()
 
 

@@ -181,3 +181,32 @@ def note_step(args, sample, *, rollout_id, evaluation):
 
 def hook_raises(args, sample):
     raise RuntimeError("bad hook")
+
+
+async def moody(args, sample, sampling_params):
+    """Two turns of the default generation; every eleventh rollout has one of four faults."""
+    fault = sample.index % 44
+    for _ in range(2):
+        sample.status = Sample.Status.PENDING
+        await generate(args, sample, sampling_params)
+    if fault == 10:
+        raise ValueError("moody")
+    if fault == 21:
+        await asyncio.sleep(3600)
+    if fault == 32:
+        sample.loss_mask = [1]
+    if fault == 43:
+        raise asyncio.CancelledError
+    return sample
+
+
+async def moody_reward(args, sample, **kwargs):
+    """0 or 1 by the sample; NaN, an error or a hang for some."""
+    fault = sample.index % 51
+    if fault == 9:
+        return float("nan")
+    if fault == 26:
+        raise ConnectionError("judge is down")
+    if fault == 43:
+        await asyncio.sleep(3600)
+    return float(sample.index % 2)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime.errors import ConfigError, EngineUnavailableError, HookError, RolloutFailedError
+from slime.rollout.accounting import Fate
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.convert import to_train_samples
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
@@ -164,6 +165,48 @@ def test_law_5_surplus_with_fan_out_goes_through_the_shipped_data_source(tmp_pat
         set(range(source.sample_group_index)) - {group[0].group_index for group in flat(source.buffer)}
     )
     ledger.check(0)
+
+
+def test_law_5_a_soak_with_faults_of_every_kind_loses_nothing():
+    def sometimes_busy(call):
+        if call.number % 19 == 5:
+            return ScriptedAnswer(error=(503, "busy"))
+        if call.number % 97 == 60:
+            return ScriptedAnswer(error=(500, "broken"))
+        return ScriptedAnswer(token_ids=[70] * (1 + call.number % 5), delay=0.002 * (call.number % 7))
+
+    source = ListSource(size=8)
+    with scripted(sometimes_busy) as server:
+        args = engine_args(
+            server.url,
+            rollout_batch_size=8,
+            over_sampling_batch_size=12,
+            n_samples_per_prompt=8,
+            rollout_timeout=2.0,
+            reward_timeout=2.0,
+            custom_generate_function_path=HOOKS + "moody",
+            custom_rm_path=HOOKS + "moody_reward",
+            dynamic_sampling_filter_path="slime.rollout.filter_hub.dynamic_sampling_filters."
+            "check_reward_nonzero_std",
+        )
+        ledger = state_for(args).ledger
+        outputs = [generate_rollout(args, number, source) for number in range(4)]
+        idle = run_blocking(GenerateState(args).engine.loads())[0]
+    trained = [group[0].group_index for output in outputs for group in output.samples]
+    assert len(trained) == len(set(trained)) == 32
+    back = {group[0].group_index for group in source.returned}
+    assert back.isdisjoint(trained)
+    assert ledger.total.in_flight == 0
+    assert sum(ledger.total.reasons(Fate.FAILED).values()) > 10
+    assert (idle["num_running_reqs"], idle["num_waiting_reqs"]) == (0, 0)
+    assert IN_FLIGHT.describe() == "nothing is in flight"
+    assert run_blocking(number_of_tasks()) == 1
+    rows = [row for output in outputs for row in to_train_samples(output.samples, SimpleNamespace())]
+    assert all(row.reward in (0.0, 1.0) for row in rows if row.votes)
+
+
+async def number_of_tasks():
+    return len(asyncio.all_tasks())
 
 
 def nested(buffer):

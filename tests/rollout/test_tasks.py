@@ -99,6 +99,29 @@ def test_the_owners_cancellation_reaches_the_work():
     asyncio.run(main())
 
 
+def test_work_that_is_being_ended_keeps_its_grace_when_the_owner_is_cancelled_too():
+    async def main():
+        ending, ended = asyncio.Event(), []
+
+        async def slow_to_end():
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ending.set()
+                await asyncio.sleep(0.05)
+                ended.append(True)
+
+        task = asyncio.create_task(bounded(slow_to_end(), seconds=0.01, what="work", place="rollout 3"))
+        await ending.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [True]
+        assert abandoned_work() == []
+
+    asyncio.run(main())
+
+
 def test_all_of_leaves_nothing_running_after_an_error():
     async def main():
         ended = []

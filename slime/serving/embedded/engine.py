@@ -6,6 +6,7 @@ between two steps. The worker outlives any request. Knows nothing of HTTP.
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import os
 import secrets
@@ -102,12 +103,17 @@ class Engine:
 
     def shutdown(self) -> None:
         """Abort what is in flight and end the worker."""
-        if self._worker is None or not self._worker.is_alive():
+        if self._worker is None:
             return
         with self._wake:
             self._stopping = True
             self._wake.notify()
         self._worker.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker runs."""
+        return self._worker is not None and self._worker.is_alive()
 
     # --- requests
 
@@ -254,7 +260,7 @@ class Engine:
     # --- calls to the worker
 
     def _require_worker(self) -> None:
-        if self._worker is None or not self._worker.is_alive() or self._stopping:
+        if not self.is_alive or self._stopping:
             raise EngineUnavailableError("the engine does not run", remedy="call start() first")
 
     def _post(self, call: Callable[[], None]) -> None:
@@ -274,6 +280,10 @@ class Engine:
                 future.set_exception(error)
 
         self._post(run)
+        while not future.done():
+            concurrent.futures.wait([future], timeout=1.0)
+            if not (future.done() or self.is_alive):
+                raise EngineUnavailableError("the engine's worker ended", remedy="see its log for the cause")
         return future.result()
 
     def _check(self, request: Request) -> None:
@@ -315,16 +325,25 @@ class Engine:
     def _work(self) -> None:
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
-            while not self._stopping:
+            try:
+                while not self._stopping:
+                    self._run_calls(wait=True)
+                    if self._runnable:
+                        self._stepper.step()
+            finally:
                 with self._wake:
-                    while not (self._calls or self._runnable or self._stopping):
-                        self._wake.wait()
-                    calls, self._calls = self._calls, []
-                for call in calls:
-                    call()
-                if self._runnable:
-                    self._stepper.step()
-            self._stepper.abort_all()
+                    self._stopping = True
+                self._run_calls(wait=False)
+                self._stepper.abort_all()
+
+    def _run_calls(self, *, wait: bool) -> None:
+        """Run what was queued; with `wait`, sleep until there is a call, a step to do or an end."""
+        with self._wake:
+            while wait and not (self._calls or self._runnable or self._stopping):
+                self._wake.wait()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
 
     @property
     def _runnable(self) -> bool:

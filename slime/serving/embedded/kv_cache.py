@@ -58,12 +58,10 @@ class Arena:
         self._heads = [[half.view(rows, self.length, shape.dim) for half in layer] for layer in self.memory]
         self._row_starts = torch.arange(rows) * self.length
 
-    def reserve(self, slots: int, used: int, width: int) -> None:
-        """Have at least `slots` slots; keep the first `width` positions of the first `used`."""
-        if slots <= self.slots:
-            return
+    def grow(self, slots: int, used: int, width: int) -> None:
+        """Grow to `slots` slots; keep the first `width` positions of the first `used`."""
         old = self.memory
-        self._allocate(max(4, slots + slots // 2))
+        self._allocate(slots)
         self.memory[:, :, :used, :, :width] = old[:, :, :used, :, :width]
 
     def free(self) -> None:
@@ -103,10 +101,16 @@ class Place(Generic[Owner]):
 
 
 class KVCache(Generic[Owner]):
-    """All arenas, and who lives where."""
+    """All arenas, and who lives where.
 
-    def __init__(self, shape: KVShape, context_length: int) -> None:
+    An arena is made for `slots` sequences, or as many as `capacity` tokens allow: memory not written to
+    costs nothing, but growth costs a copy.
+    """
+
+    def __init__(self, shape: KVShape, context_length: int, *, slots: int = 4, capacity: int = 2**20) -> None:
         self.shape = shape
+        self._slots = slots
+        self._capacity = capacity
         self.context_length = context_length
         self._arenas: dict[int, Arena] = {}
         self._places: dict[int, list[Place[Owner]]] = {}
@@ -159,7 +163,10 @@ class KVCache(Generic[Owner]):
         if length not in self._arenas:
             self._arenas[length], self._places[length] = Arena(self.shape, length), []
         arena, places = self._arenas[length], self._places[length]
-        arena.reserve(len(places) + 1, len(places), max((place.filled for place in places), default=0))
+        count = len(places)
+        if count == arena.slots:
+            roomy = max(count + 1 + count // 2, min(self._slots, self._capacity // length))
+            arena.grow(roomy, count, max((place.filled for place in places), default=0))
         places.append(Place(owner, arena, len(places), 0))
         return places[-1]
 

@@ -76,14 +76,14 @@ class Scheduler:
         self.store = PrefixCache()
         self.counters = Counters()
         self._shape = shape
-        self._cache: KVCache[Sequence] = KVCache(shape, context_length)
+        self._cache: KVCache[Sequence] = KVCache(shape, context_length, slots=max_running, capacity=capacity)
         self._epoch = 0
         self._score_rows = max(1, SCORED_LOGITS // vocab_size)
 
     @property
     def held_tokens(self) -> int:
-        """Key-value tokens of live requests."""
-        return sum(sequence.held_tokens for sequence in self.live.values())
+        """Key-value tokens of live requests. May be read from any thread."""
+        return sum(sequence.held_tokens for sequence in list(self.live.values()))
 
     @property
     def has_work(self) -> bool:

@@ -98,8 +98,9 @@ class Sequence:
     @property
     def held_tokens(self) -> int:
         """Tokens of key-value memory that it takes now, the next one included."""
-        if self.buffer is not None:
-            return self.buffer.shape[3] + 1
+        buffer = self.buffer
+        if buffer is not None:
+            return buffer.shape[3] + 1
         return len(self.tokens) if self.place is not None else 0
 
     @property

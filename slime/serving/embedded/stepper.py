@@ -1,7 +1,7 @@
 """One step: forward, sample, score, hand out; and every way in which a request ends.
 
 Invariant: an error in a step ends the live requests with status 500 and nothing else; each token is recorded
-with the weight version that it was sampled under. Runs on one thread and knows none; knows nothing of pausing.
+with the weight version that it was sampled under. Knows nothing of threads or pausing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """What the engine does with requests: reuse, seeds, stops, aborts, pauses, weights, failures."""
 
+import contextlib
 import random
+import sys
 import threading
 
 import pytest
 import torch
 
+from slime.config.sections import EngineConfig
 from slime.errors import EngineError, EngineRequestError, EngineUnavailableError
 from slime.serving.embedded.engine import Engine
 from tests.serving.embedded.harness import generate, one, request, running, send
@@ -447,3 +450,16 @@ def test_shutdown_ends_requests_in_flight(folder):
 def test_engine_knows_its_model(engine):
     assert isinstance(engine, Engine)
     assert (engine.vocab_size, engine.context_length, engine.eos_ids) == (259, 1024, frozenset([2]))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_worker_that_dies_is_noticed_not_waited_for(folder):
+    engine = Engine(str(folder), EngineConfig(num_threads=1))
+    engine.start()
+    with contextlib.suppress(EngineUnavailableError):
+        engine._post(sys.exit)
+        engine.flush_cache()
+    engine.shutdown()
+    assert not engine.is_alive
+    with pytest.raises(EngineUnavailableError):
+        engine.flush_cache()

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slime.errors import DataError
-from slime.observability.console import COLUMNS
+from slime.observability.console import COLUMNS, cells
 from slime.observability.trackers import read_metrics
 from slime.rollout.dump import load_file
 from slime.utils.types import Sample
@@ -49,7 +49,7 @@ def steps_table(run: Path) -> Table:
     table = Table(*(title for title, _, _ in COLUMNS), title=str(run))
     for row in read_metrics(path):
         if "rollout/raw_reward" in row:
-            table.add_row(*(format(row[name], form) if name in row else "-" for _, name, form in COLUMNS))
+            table.add_row(*cells(row["step"], row))
     return table
 
 

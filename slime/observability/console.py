@@ -25,8 +25,11 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("roll s", "perf/rollout_time", ".1f"),
     ("train s", "perf/train_time", ".1f"),
     ("sync s", "perf/update_weights_time", ".2f"),
+    ("rollouts", "rollout/accounting", "s"),
 )
 """Title, metric and format of the step table."""
+ACCOUNTING = "rollout/accounting/"
+FATES = ("trained", "filtered", "failed", "requeued", "in flight")
 
 
 class RunConsole(Protocol):
@@ -119,15 +122,28 @@ class LiveConsole:
 
 
 def header() -> str:
-    """Titles of the step table."""
-    return " ".join(f"{title:>7}" for title, _, _ in COLUMNS)
+    """What the last column means, and the titles of the step table."""
+    legend = "rollouts: submitted = " + " + ".join(FATES)
+    return legend + "\n" + " ".join(f"{title:>7}" for title, _, _ in COLUMNS)
 
 
 def row(step: int, metrics: Mapping[str, float]) -> str:
-    """One row of the step table; a metric that a step does not have shows as a dash."""
-    values: Mapping[str, float] = {"step": step, **metrics}
-    cells = [format(values[name], form) if name in values else "-" for _, name, form in COLUMNS]
-    return " ".join(f"{cell:>7}" for cell in cells)
+    """One row of the step table."""
+    return " ".join(f"{cell:>7}" for cell in cells(step, metrics))
+
+
+def cells(step: int, metrics: Mapping[str, float]) -> list[str]:
+    """One text a column; a metric that a step does not have shows as a dash."""
+    values: dict[str, float | str] = {"step": step, **metrics}
+    if ACCOUNTING + "submitted" in metrics:
+        values["rollout/accounting"] = accounting(metrics)
+    return [format(values[name], form) if name in values else "-" for _, name, form in COLUMNS]
+
+
+def accounting(metrics: Mapping[str, float]) -> str:
+    """The identity of law 5 in numbers, e.g. ``64=60+0+4+0+0``."""
+    fates = "+".join(f"{metrics.get(ACCOUNTING + fate.replace(' ', '_'), 0):.0f}" for fate in FATES)
+    return f"{metrics[ACCOUNTING + 'submitted']:.0f}={fates}"
 
 
 def is_terminal() -> bool:

@@ -6,10 +6,12 @@ Reads `metrics.jsonl` and nothing else of the run, so that it can be made again 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime.observability.console import ACCOUNTING, FATES
 from slime.observability.trackers import read_metrics
 
 REWARD = "rollout/raw_reward"
@@ -44,9 +46,27 @@ def report_lines(run_dir: Path, places: Mapping[str, Path | None]) -> list[str]:
     rewards = [row[REWARD] for row in rows if REWARD in row]
     if rewards:
         lines.append(f"training reward: {rewards[0]:.3f} in the first step, {rewards[-1]:.3f} in the last")
+    lines += accounting_lines(rows)
     here = {"metrics": run_dir / "metrics.jsonl", "reward curve": reward_curve(run_dir, rows), **places}
     lines += [f"{what + ':':<16}{path}" for what, path in here.items() if path is not None]
     return [*lines, f"{'look at it:':<16}slime view {run_dir}"]
+
+
+def accounting_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """What became of all rollouts of the run, with reasons (law 5); nothing where none were made."""
+    totals: Counter[str] = Counter()
+    for row in rows:
+        totals.update(
+            {k.removeprefix(ACCOUNTING): int(v) for k, v in row.items() if k.startswith(ACCOUNTING)}
+        )
+    if not totals:
+        return []
+    totals["in_flight"] = next(
+        int(r[ACCOUNTING + "in_flight"]) for r in rows[::-1] if ACCOUNTING + "in_flight" in r
+    )
+    fates = " + ".join(f"{totals[fate.replace(' ', '_')]} {fate}" for fate in FATES)
+    reasons = [f"  {name.replace('/', ': ')}: {count}" for name, count in totals.items() if "/" in name]
+    return [f"rollouts: {totals['submitted']} submitted = {fates}", *reasons]
 
 
 def reward_curve(run_dir: Path, rows: list[dict[str, Any]]) -> Path | None:

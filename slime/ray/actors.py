@@ -61,20 +61,21 @@ class Actors:
             console.note(self._check_log_probs())
 
     def _launch(self, plan: Plan) -> None:
-        """Trainer and engine load their models at the same time."""
-        if self.trains:
-            self._trainer = _actor("slime.ray.train_actor.TrainActor", 2, self._config, plan)
+        """All actors start at the same time; the data is waited for first, as the likeliest to fail."""
+        config = self._config
+        self._manager = _actor("slime.ray.rollout_manager.RolloutManager", 4, config)
         if self.generates:
             log = str(self._run_dir / "logs" / "engine.log")
-            model = self._config.model.hf_checkpoint
-            self._engine = _actor("slime.ray.engine_actor.EngineActor", 2, model, self._config.engine, log)
-        url = None
-        if self._engine is not None:
-            url = self._wait("start of the engine", self._engine.url.remote())
-            self._supervisor.watch("engine", self._engine.watch.remote())
-        self._manager = _actor("slime.ray.rollout_manager.RolloutManager", 4, self._config, url)
+            model = config.model.hf_checkpoint
+            self._engine = _actor("slime.ray.engine_actor.EngineActor", 2, model, config.engine, log)
+        if self.trains:
+            self._trainer = _actor("slime.ray.train_actor.TrainActor", 2, config, plan)
         self._wait("start of the rollout manager", self._manager.prompts.remote())
         self._supervisor.watch("rollout manager", self._manager.watch.remote())
+        if self._engine is not None:
+            url = self._wait("start of the engine", self._engine.url.remote())
+            self._wait("connection to the engine", self._manager.connect.remote(url))
+            self._supervisor.watch("engine", self._engine.watch.remote())
         if self._trainer is not None:
             self._wait("start of the trainer", self._trainer.weights_file.remote())
             self._supervisor.watch("trainer", self._trainer.watch.remote())

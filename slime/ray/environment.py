@@ -14,12 +14,19 @@ from typing import Any
 
 from slime.serving.embedded.process import QUIET, TUNING
 
+_RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray's default of 15 would let any other program on a laptop starve the run.
+    "RAY_worker_niceness": "0",
+}
+
 
 @contextmanager
 def ray_session() -> Iterator[None]:
     """Ray for the length of a run. Local unless RAY_ADDRESS names a cluster; no dashboard, no telemetry."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in _RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
     import ray
 
     address = os.environ.get("RAY_ADDRESS")

@@ -24,19 +24,22 @@ from slime.utils.types import Sample
 
 
 class RolloutManager:
-    """Makes rollouts and evaluations with the engine at `engine_url`.
+    """Makes rollouts and evaluations with the engine that it is connected to.
 
     Methods run on several threads: `progress` and `describe` answer while `generate` works.
     """
 
-    def __init__(self, config: Config, engine_url: str | None) -> None:
-        host, _, port = (engine_url or "").removeprefix("http://").rpartition(":")
-        self._config = config
-        self._args = config.args(sglang_router_ip=host, sglang_router_port=int(port or 0))
+    def __init__(self, config: Config) -> None:
+        self._args = config.args()
         self._source = load_function(self._args.data_source_path)(self._args)
         self._rollout = load_function(self._args.rollout_function_path)
         self._evaluate = load_function(self._args.eval_function_path or self._args.rollout_function_path)
         self._stopped = threading.Event()
+
+    def connect(self, engine_url: str) -> None:
+        """Use the engine at this URL from now on."""
+        host, _, port = engine_url.removeprefix("http://").rpartition(":")
+        self._args = self._args.with_values(sglang_router_ip=host, sglang_router_port=int(port))
 
     def prompts(self) -> int:
         """Prompts in the data source."""

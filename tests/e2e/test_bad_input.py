@@ -48,7 +48,7 @@ def test_a_broken_line_is_reported_with_its_place_and_the_rest_is_used(world):
 
 def test_wrong_key(world):
     text = refused(world, "wrong-key", input_key="question")
-    assert "--input-key" in text and "question" in text and "'input'" in text
+    assert "--input-key" in text and "question" in text and "input" in text
 
 
 def test_every_prompt_too_long(world):
@@ -87,7 +87,7 @@ def test_a_port_that_is_taken(world):
         taken.listen()
         port = taken.getsockname()[1]
         text = refused(world, "port", engine_port=port)
-    assert str(port) in text and "in use" in text
+    assert str(port) in text and "is taken" in text
 
 
 def test_a_dry_run_prints_the_plan_and_stops(world):

@@ -19,6 +19,19 @@ def test_the_report_compares_first_and_last_evaluation(tmp_path):
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_law_5_the_identity_is_printed_per_step_and_in_total(tmp_path):
+    step = {"submitted": 12, "trained": 8, "failed": 3, "requeued": 1, "in_flight": 0, "failed/timeout": 3}
+    metrics = {f"rollout/accounting/{name}": float(count) for name, count in step.items()}
+    assert row(0, metrics).endswith(" 12=8+0+3+1+0")
+    tracker = JsonLines(tmp_path / "metrics.jsonl")
+    tracker.log(metrics, 0)
+    tracker.log(metrics, 1)
+    tracker.close()
+    text = "\n".join(report_lines(tmp_path, {}))
+    assert "24 submitted = 16 trained + 0 filtered + 6 failed + 2 requeued + 0 in flight" in text
+    assert "failed: timeout: 6" in text
+
+
 def test_ratios_are_not_taken_for_scores():
     assert evaluation_scores([{"step": 0, "eval/a": 1.0, "eval/a-truncated_ratio": 0.5, "eval/a/x": 2}]) == {
         "a": [(0, 1.0)]
@@ -28,7 +41,8 @@ def test_ratios_are_not_taken_for_scores():
 def test_a_missing_metric_shows_as_a_dash_and_rows_align(capsys):
     console = PlainConsole()
     console.step(3, {"rollout/raw_reward": 0.5})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [header(), row(3, {"rollout/raw_reward": 0.5})]
-    assert len(lines[0]) == len(lines[1]) <= 110
-    assert lines[1].split() == ["3", "0.500"] + ["-"] * (len(COLUMNS) - 2)
+    text = capsys.readouterr().out
+    assert text == header() + "\n" + row(3, {"rollout/raw_reward": 0.5}) + "\n"
+    _, titles, values = text.splitlines()
+    assert len(titles) <= len(values) + 1 <= 110
+    assert values.split() == ["3", "0.500"] + ["-"] * (len(COLUMNS) - 2)

@@ -174,10 +174,12 @@ def _log_softmax_(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Turn logits [C, V] into log-probs in place; returns log-sum-exp [C] and entropy [C]."""
     first = logits[:, 0].clone()
     entropy = logits.new_empty(len(logits))
+    scratch = torch.empty_like(logits[next(_passes(logits))])
     for rows in _passes(logits):
-        log_p = torch.log_softmax(logits[rows], -1)
-        logits[rows] = log_p
-        entropy[rows] = -torch.linalg.vecdot(log_p.exp(), log_p)
+        block = logits[rows]
+        work = scratch[: len(block)]
+        block.copy_(torch.log_softmax(block, -1, out=work))
+        entropy[rows] = -torch.exp(block, out=work).mul_(block).sum(-1)
     return first - logits[:, 0], entropy
 
 

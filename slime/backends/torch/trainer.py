@@ -7,11 +7,9 @@ Knows rows and advantages; knows nothing of engines, rewards or where rollouts c
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from slime.backends.torch.checkpoint import (
 )
 from slime.backends.torch.forest import PackedBatch, Request, input_tokens, pack_requests
 from slime.backends.torch.logprob import default_chunk
+from slime.backends.torch.memory import keep_heap, release_heap
 from slime.backends.torch.model import CausalModel, load_model, load_tokenizer
 from slime.backends.torch.optim import Optimizer
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
@@ -74,6 +73,7 @@ class TorchTrainer:
         self._share = share_prefixes
         self._threads = train.train_num_threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(self._threads)
+        keep_heap()
         torch.manual_seed(model.seed)
         self._loss = policy_loss(algorithm)
         self._gap_from_old = not algorithm.use_rollout_logprobs
@@ -222,13 +222,12 @@ class TorchTrainer:
         write_folder(folder, write, tensor_bytes(dict(self.weights())))
 
     def sleep(self) -> None:
-        """Drop gradients, give freed memory back to the system and use one thread."""
+        """Drop gradients, give freed memory back where the system is short of it, and use one thread."""
         self._optimizer.zero_grad()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if sys.platform == "linux":
-            _trim_heap()
+        release_heap()
         torch.set_num_threads(1)
 
     def wake(self) -> None:
@@ -319,9 +318,3 @@ def _restore_rng(states: Mapping[str, torch.Tensor], python_state: Any) -> None:
     random.setstate((python_state[0], tuple(python_state[1]), python_state[2]))
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def _trim_heap() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -1,0 +1,67 @@
+import json
+
+import pytest
+import torch
+
+from slime.backends.torch.model import compute_dtype, load_model, load_tokenizer
+from slime.errors import ModelError
+from tests.tiny import tiny_model_dir
+
+
+@pytest.mark.parametrize(
+    ("arch", "extra"),
+    [
+        ("qwen3", {}),
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("gemma3_text", {"sliding_window": 3}),
+        ("granite", {"logits_scaling": 4.0}),
+        ("cohere", {}),
+    ],
+)
+def test_packed_equals_plain_for_other_architectures(tmp_path, arch, extra):
+    load_model(tiny_model_dir(tmp_path / arch, arch=arch, **extra))
+
+
+@pytest.mark.parametrize(
+    ("arch", "message"), [("gemma2", "soft-capped"), ("mamba", "linear_attention"), ("gpt_oss", "sinks")]
+)
+def test_architectures_that_cannot_be_packed_are_refused(tmp_path, arch, message):
+    folder = tiny_model_dir(tmp_path / arch, arch=arch)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(folder)
+    assert arch in str(caught.value)
+
+
+def test_bad_folders_are_named(tmp_path, tiny_dir):
+    with pytest.raises(ModelError, match="no such model folder"):
+        load_model(tmp_path / "nowhere")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_model(empty)
+    (empty / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(ModelError, match="not a causal language model"):
+        load_model(empty)
+    (empty / "config.json").write_text((tiny_dir / "config.json").read_text())
+    with pytest.raises(ModelError, match="not a causal language model"):
+        load_model(empty)
+    with pytest.raises(ModelError, match="no tokenizer"):
+        load_tokenizer(empty)
+
+
+def test_missing_weights_are_an_error(tmp_path, tiny_dir):
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_model_dir(tmp_path / "part")
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="1 weights are missing"):
+        load_model(folder)
+
+
+def test_precision_names():
+    cpu = torch.device("cpu")
+    assert compute_dtype("float32", cpu) == torch.float32
+    assert compute_dtype("bfloat16", cpu) == torch.bfloat16
+    assert compute_dtype("auto", torch.device("cuda")) == torch.bfloat16

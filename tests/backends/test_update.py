@@ -1,0 +1,89 @@
+from dataclasses import replace
+
+import pytest
+
+from slime.backends.update import train_on_rollouts
+from slime.config.sections import AlgorithmConfig
+from slime.errors import DataError, RewardError, RolloutFailedError
+from tests.backends.rollouts import group_samples, make_trainer
+
+
+class Recorder:
+    """A trainer that records what it is asked for."""
+
+    def __init__(self):
+        self.steps, self.asked = [], []
+
+    def log_probs(self, samples, *, reference=False):
+        self.asked.append((reference, [sample.index for sample in samples]))
+        return [[-1.0] * sample.response_length for sample in samples]
+
+    def step(self, rows):
+        self.steps.append(rows)
+        return {"loss": float(len(self.steps)), "lr": 0.1 * len(self.steps), "tokens": 5.0}
+
+
+def update(samples, size, **algorithm):
+    recorder = Recorder()
+    config = AlgorithmConfig(**algorithm)
+    return recorder, train_on_rollouts(recorder, samples, algorithm=config, rollouts_per_step=size)
+
+
+def test_one_on_policy_step_reuses_its_own_log_probs():
+    recorder, _ = update(group_samples(), 6, use_tis=True)
+    assert recorder.asked == []
+    assert all(row.old_log_probs is None for row in recorder.steps[0])
+
+
+def test_later_steps_get_log_probs_from_before_the_first():
+    recorder, result = update(group_samples(), 4)
+    assert recorder.asked == [(False, [4, 5])]
+    assert [len(rows) for rows in recorder.steps] == [4, 2]
+    assert all(row.old_log_probs == (-1.0,) * row.sample.response_length for row in recorder.steps[1])
+    assert [sum(row.weight * row.sample.trained_tokens for row in rows) for rows in recorder.steps] == [
+        pytest.approx(1.0)
+    ] * 2
+    merged = result.metrics()
+    assert (merged["train/loss"], merged["train/lr"], merged["train/tokens"]) == (1.5, 0.2, 10.0)
+    assert merged["rollout/steps"] == 2.0
+
+
+def test_engine_log_probs_are_the_old_ones_where_asked_for():
+    recorder, _ = update(group_samples(), 6, use_rollout_logprobs=True)
+    assert recorder.asked == []
+    assert all(row.old_log_probs == row.sample.rollout_log_probs for row in recorder.steps[0])
+    with pytest.raises(DataError, match="sample 0"):
+        update([replace(group_samples()[0], rollout_log_probs=None)], 6, use_rollout_logprobs=True)
+
+
+def test_reference_log_probs_are_computed_once_for_all_steps():
+    recorder, _ = update(group_samples(), 3, use_kl_loss=True)
+    assert (True, [0, 1, 2, 3, 4, 5]) in recorder.asked
+    assert all(row.ref_log_probs is not None for rows in recorder.steps for row in rows)
+
+
+def test_samples_that_cannot_train_are_errors():
+    failed = [replace(sample, votes=False) for sample in group_samples()]
+    with pytest.raises(RolloutFailedError, match="no sample"):
+        update(failed, 6)
+    with pytest.raises(RewardError, match="rollout 0"):
+        update([replace(group_samples()[0], reward=float("nan"))], 6)
+
+
+def test_rollout_metrics_count_groups_without_signal():
+    samples = [replace(s, reward=0.5) if s.group_index == 0 else s for s in group_samples()]
+    _, result = update([*samples, replace(samples[0], index=9, rollout_id=9, votes=False)], 6)
+    assert result.rollout["zero_std/count_0.5"] == 1
+    assert result.rollout["zero_std/ratio"] == 0.5
+    assert result.rollout["samples_without_vote"] == 1
+
+
+def test_the_gap_to_the_engine_is_that_of_the_first_policy_in_every_step(tiny_dir):
+    trainer = make_trainer(tiny_dir, lr=0.01)
+    samples = group_samples()
+    exact = trainer.log_probs(samples)
+    samples = [replace(s, rollout_log_probs=tuple(v)) for s, v in zip(samples, exact, strict=True)]
+    result = train_on_rollouts(trainer, samples, algorithm=AlgorithmConfig(), rollouts_per_step=2)
+    assert all(step["train_rollout_logprob_max_diff"] < 1e-5 for step in result.steps)
+    assert result.steps[0]["ppo_kl"] == 0.0
+    assert result.steps[2]["ppo_kl"] != 0.0

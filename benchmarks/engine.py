@@ -1,6 +1,6 @@
 """Decode and prefill speed of the embedded engine beside `transformers` generate, on one model folder.
 
-    python benchmarks/engine.py --model DIR [--quick] [--new-tokens N] [--threads N] [--out FILE.json]
+    python benchmarks/engine.py --model DIR [--quick] [--batches N ...] [--new-tokens N] [--out FILE]
 
 Both sides get the same random prompts, sample at temperature 1 and never stop early; the engine returns a
 log-prob a token too. decode = tokens of a run of N new tokens less those of a run of one, by the difference
@@ -199,11 +199,15 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="fewer batch sizes, 16 new tokens, one repeat")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    batches, new_tokens, repeats = ((1, 64), 16, 1) if args.quick else ((1, 8, 32, 64), args.new_tokens, 2)
+    batches, new_tokens, repeats = args.batches, args.new_tokens, args.repeats
+    if args.quick:
+        batches, new_tokens, repeats = [1, 64], 16, 1
     ours, theirs = Ours(args.model, args.threads), Transformers(args.model)
     vocab = ours.engine.vocab_size
     limits = {"matmul_gflop_per_cpu_s": matmul_rate(), "read_gb_per_cpu_s": read_bandwidth()}
@@ -217,7 +221,7 @@ def main():
             extra = shares(ours.engine, row, batch, new_tokens, limits) if side is ours else {}
             result["rows"].append({"engine": side.name, "batch": batch} | row | extra)
             print(line(side.name, batch, row, extra), flush=True)
-    result["conversation"] = conversation(ours, vocab, 1 if args.quick else 3)
+    result["conversation"] = conversation(ours, vocab, repeats)
     result["stats"] = asdict(ours.engine.stats)
     print(
         f"turn {TURNS} of a conversation costs {result['conversation']['last_over_first']:.2f} times turn 1"

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-MEMORY_SHARE = 0.4
+MEMORY_SHARE = 0.25
 """Share of the free memory that the default capacity takes."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

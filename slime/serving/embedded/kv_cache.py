@@ -15,6 +15,8 @@ from torch import Tensor
 
 SMALLEST_CLASS = 256
 """Positions of the shortest arena; each next one is twice as long."""
+SPREAD = 3
+"""Arenas may have touched memory for so many times the capacity before the unused part is given back."""
 
 Owner = TypeVar("Owner")
 
@@ -58,8 +60,8 @@ class Arena:
         self._heads = [[half.view(rows, self.length, shape.dim) for half in layer] for layer in self.memory]
         self._row_starts = torch.arange(rows) * self.length
 
-    def grow(self, slots: int, used: int, width: int) -> None:
-        """Grow to `slots` slots; keep the first `width` positions of the first `used`."""
+    def renew(self, slots: int, used: int, width: int) -> None:
+        """Take fresh memory for `slots` slots; keep the first `width` positions of the first `used`."""
         old = self.memory
         self._allocate(slots)
         self.memory[:, :, :used, :, :width] = old[:, :, :used, :, :width]
@@ -113,6 +115,7 @@ class KVCache(Generic[Owner]):
         self._capacity = capacity
         self.context_length = context_length
         self._arenas: dict[int, Arena] = {}
+        self._touched: dict[int, int] = {}
         self._places: dict[int, list[Place[Owner]]] = {}
 
     def groups(self) -> list[tuple[Arena, list[Place[Owner]]]]:
@@ -150,6 +153,7 @@ class KVCache(Generic[Owner]):
     def clear(self) -> None:
         """Free all memory. No sequence may be live."""
         self._arenas.clear()
+        self._touched.clear()
         self._places.clear()
 
     def _length_class(self, tokens: int) -> int:
@@ -164,11 +168,21 @@ class KVCache(Generic[Owner]):
             self._arenas[length], self._places[length] = Arena(self.shape, length), []
         arena, places = self._arenas[length], self._places[length]
         count = len(places)
+        self._touched[length] = max(self._touched.get(length, 0), count + 1)
         if count == arena.slots:
             roomy = max(count + 1 + count // 2, min(self._slots, self._capacity // length))
-            arena.grow(roomy, count, max((place.filled for place in places), default=0))
-        places.append(Place(owner, arena, len(places), 0))
+            arena.renew(roomy, count, _width(places))
+        places.append(Place(owner, arena, count, 0))
+        if sum(length * slots for length, slots in self._touched.items()) > SPREAD * self._capacity:
+            self._renew()
         return places[-1]
+
+    def _renew(self) -> None:
+        """Give back the memory of slots that were used once and are empty now."""
+        for length, places in self._places.items():
+            arena = self._arenas[length]
+            arena.renew(arena.slots, len(places), _width(places))
+            self._touched[length] = len(places)
 
     def _move(self, place: Place[Owner]) -> None:
         new = self._open(place.owner, place.filled + 1)
@@ -178,8 +192,13 @@ class KVCache(Generic[Owner]):
         self.remove(place)
         if not self._places[old_arena.length]:
             old_arena.free()
+            self._touched[old_arena.length] = 0
         place.arena, place.slot = new.arena, new.slot
         self._places[new.arena.length][new.slot] = place
+
+
+def _width(places: list[Place[Owner]]) -> int:
+    return max((place.filled for place in places), default=0)
 
 
 def copy_pieces(target: Tensor, pieces: list[Tensor]) -> int:

@@ -34,10 +34,11 @@ def holes(cache):
             st.tuples(st.just("remove"), st.integers(0, 50)),
         ),
         max_size=25,
-    )
+    ),
+    st.sampled_from([300, 2**20]),
 )
-def test_contents_survive_any_sequence_of_changes(actions):
-    cache, live, count = KVCache(SHAPE, 2048), [], 0
+def test_contents_survive_any_sequence_of_changes(actions, capacity):
+    cache, live, count = KVCache(SHAPE, 2048, slots=3, capacity=capacity), [], 0
     for action, number in actions:
         if action == "add":
             count += 1

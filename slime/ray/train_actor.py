@@ -93,4 +93,5 @@ def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
     )
     weights = SharedWeights.create(trainer.weights())
     trainer.alias_parameters(weights.views)
+    weights.hide()
     return trainer, weights

@@ -2,7 +2,7 @@
 
 The file is a valid safetensors file; each process maps it shared and gets tensors that alias it. Invariant: a
 change in one process is seen by all at once, so whoever writes must have paused the readers. The creator owns
-the file and unlinks it, also after a crash (a leftover is an ordinary file that may be deleted).
+the file and unlinks it, or hides it at once so that even a crash leaves nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import math
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ class SharedWeights:
         self.path = path
         self.inode = inode
         self._mapping: mmap.mmap | None = mapping
+        self._descriptor: int | None = None
         self.views = _views(mapping, path)
 
     @classmethod
@@ -83,6 +85,17 @@ class SharedWeights:
             raise ModelError(f"cannot map the weight file: {error}", place=str(path)) from error
         return cls(path, mapping, (status.st_dev, status.st_ino))
 
+    def hide(self) -> None:
+        """Take the file's name away, so that nothing is left of it however its processes end (Linux).
+
+        `path` then leads through this process: others can map it as long as this process lives.
+        """
+        if not sys.platform.startswith("linux"):
+            return
+        self._descriptor = os.open(self.path, os.O_RDWR)
+        self.path.unlink()
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+
     def close(self) -> None:
         """Forget the views. The memory is unmapped when the last tensor that aliases it is gone."""
         self.views = {}
@@ -90,7 +103,11 @@ class SharedWeights:
 
     def unlink(self) -> None:
         """Delete the file; processes that mapped it keep their mapping."""
-        self.path.unlink(missing_ok=True)
+        if self._descriptor is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, int]:

@@ -136,3 +136,13 @@ def test_a_missing_file_and_a_strange_dtype_are_model_errors(tmp_path):
         SharedWeights.open(tmp_path / "none")
     with pytest.raises(ModelError, match=r"ints: weight has dtype torch.int64"):
         SharedWeights.create([("ints", torch.arange(3))], tmp_path / "w")
+
+
+def test_a_hidden_file_can_be_mapped_and_leaves_no_name(tmp_path):
+    shared = SharedWeights.create([("w", torch.arange(8.0))], tmp_path / "weights.safetensors")
+    shared.hide()
+    assert not list(tmp_path.iterdir())
+    again = SharedWeights.open(shared.path)
+    shared.views["w"][3] = 30.0
+    assert again.inode == shared.inode and again.views["w"][3] == 30.0
+    shared.unlink()

@@ -129,8 +129,8 @@ async def _shut_down(engine: EngineCore) -> None:
 def _announce(sock: socket.socket, ready_file: str | None) -> None:
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"slime serve: ready on http://{shown}:{port}", flush=True)
     if ready_file is not None:
         partial = Path(f"{ready_file}.partial")
         partial.write_text(json.dumps({"port": port, "pid": os.getpid()}), encoding="utf-8")
         partial.replace(ready_file)
+    print(f"slime serve: ready on http://{shown}:{port}", flush=True)

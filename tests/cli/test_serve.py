@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,7 @@ def test_it_serves_says_so_and_ends_cleanly_at_a_signal(tmp_path):
     model = tiny_model_dir(tmp_path / "model")
     ready = tmp_path / "ready.json"
     words = ["serve", str(model), "--port", "0", "--ready-file", str(ready), "--served-model-name", "tiny"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "slime.cli", *words], stdout=subprocess.PIPE, text=True
-    ) as child:
+    with _started([sys.executable, "-m", "slime.cli", *words], stdout=subprocess.PIPE) as child:
         line = child.stdout.readline()
         url = f"http://127.0.0.1:{json.loads(ready.read_text())['port']}"
         assert line == f"slime serve: ready on {url}\n"
@@ -64,13 +63,22 @@ def test_with_die_with_parent_it_does_not_outlive_its_parent(tmp_path):
     model = tiny_model_dir(tmp_path / "model")
     ready = tmp_path / "ready.json"
     words = [str(model), "--port", "0", "--ready-file", str(ready), "--die-with-parent"]
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with _started([sys.executable, "-c", PARENT, *words], **pipes) as parent:
         pid = int(parent.stdout.readline())
         wait_for(ready.exists, seconds=60)
         parent.kill()
     wait_for(lambda: not _runs(pid))
+
+
+@contextmanager
+def _started(words, **pipes):
+    """A child that does not outlive a failing test."""
+    with subprocess.Popen(words, text=True, **pipes) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def _runs(pid):

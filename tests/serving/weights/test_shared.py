@@ -48,12 +48,8 @@ def shared(tmp_path):
 
 
 def test_two_processes_see_each_others_changes_without_a_copy(shared):
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(shared.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(shared.path)], **pipes) as child:
         assert child.stdout.readline() == "0.0\n"
         shared.views["a"][0, 0] = 42
         child.stdin.write("\n")

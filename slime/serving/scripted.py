@@ -124,6 +124,11 @@ class ScriptedEngine:
         self._worker = threading.Thread(target=self._work, name="scripted-engine", daemon=True)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the worker takes requests."""
+        return self._is_open
+
+    @property
     def stats(self) -> ScriptedStats:
         """Load now; the cache is made up: four contexts large."""
         used = sum(len(run.request.input_ids) + len(run.versions) for run in list(self._running))

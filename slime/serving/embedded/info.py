@@ -23,13 +23,13 @@ from slime.serving.embedded.state import STATE, ServerState, json_response
 
 async def health(request: web.Request) -> web.Response:
     """GET /health, /ready, /ping: 503 when the worker is not alive."""
-    return web.Response(status=200 if request.app[STATE].is_alive else 503)
+    return web.Response(status=200 if request.app[STATE].engine.is_alive else 503)
 
 
 async def health_generate(request: web.Request) -> web.Response:
     """GET /health_generate: 200 when a token was generated within the time limit, for us or for another."""
     state = request.app[STATE]
-    if not state.is_alive:
+    if not state.engine.is_alive:
         return web.Response(status=503)
     before = state.engine.stats.decode_tokens
     probe = Request(
@@ -84,7 +84,7 @@ async def server_info(request: web.Request) -> web.Response:
             "tp_size": 1,
             "dp_size": 1,
             "max_total_num_tokens": stats.capacity,
-            "status": "ready" if state.is_alive else "dead",
+            "status": "ready" if state.engine.is_alive else "dead",
             "engine": "slime-embedded",
             "version": __version__,
             "internal_states": [_internal_state(state)],

@@ -13,8 +13,7 @@ import orjson
 from aiohttp import web
 
 from slime.config.sections import EngineConfig
-from slime.errors import EngineUnavailableError
-from slime.serving.embedded.core import HEALTH_RID, EngineCore
+from slime.serving.embedded.core import EngineCore
 from slime.serving.embedded.dispatch import Dispatcher, RequestFailedError
 from slime.serving.embedded.responses import error_body
 from slime.serving.embedded.weights import WeightUpdater
@@ -42,15 +41,6 @@ class ServerState:
     def model_name(self) -> str:
         """The model's name in answers."""
         return self.config.served_model_name or self.engine.model_path
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the worker runs: one that does takes an abort, also of a name that nobody uses."""
-        try:
-            self.engine.abort(HEALTH_RID)
-        except EngineUnavailableError:
-            return False
-        return True
 
     def token_text(self, token: int) -> str:
         """The text of one token by itself."""

@@ -84,6 +84,9 @@ def test_export_loads_and_gives_the_same_logits_from_aliased_storage(tmp_path, t
         offset += tensor.numel()
     trainer.alias_parameters(views)
     run(trainer, [0])
+    trainer.save(tmp_path / "checkpoint")
+    run(trainer, [1])
+    trainer.load(tmp_path / "checkpoint")
     trainer.save_hf(tmp_path / "export")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
     ids = torch.tensor([[5, 6, 7, 8]])
@@ -149,6 +152,13 @@ def test_lists_that_do_not_fit_name_the_sample(tiny_dir):
         with pytest.raises(DataError, match=message) as caught:
             trainer.step([bad])
         assert "sample 4" in str(caught.value)
+
+
+def test_a_step_without_trained_tokens_has_no_gradient(tiny_dir):
+    trainer = make_trainer(tiny_dir, use_dynamic_batch_size=True, max_tokens_per_gpu=64)
+    assert trainer.log_probs([]) == []
+    metrics = trainer.step([])
+    assert (metrics["tokens"], metrics["grad_norm"]) == (0.0, 0.0)
 
 
 def test_a_dynamic_batch_size_needs_a_budget(tiny_dir):

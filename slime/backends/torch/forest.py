@@ -17,7 +17,7 @@ import torch
 from slime.train.tree import PrefixForest, build_forest
 
 # Subtrees up to this size share one masked attention call: the wasted products cost less than further calls.
-_BLOCK_TOKENS = 128
+_BLOCK_TOKENS = 64
 # Longer runs behind a prefix are cut, which bounds the mask of a call to this many rows.
 _PIECE_TOKENS = 512
 

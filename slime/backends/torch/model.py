@@ -145,7 +145,7 @@ def _refuse_unsupported(module: Any, path: Path) -> None:
     recurrent = sorted(layers - {"full_attention", "sliding_attention"})
     if recurrent:
         raise ModelError(
-            f"layers of type {', '.join(recurrent)} carry a state from token to token and cannot be packed",
+            f"layers of type {', '.join(recurrent)} cannot be packed",
             place=str(path),
         )
     if not getattr(module, "_supports_attention_backend", False):

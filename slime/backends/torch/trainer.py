@@ -71,7 +71,7 @@ class TorchTrainer:
         self._save_optimizer = not model.no_save_optim
         self._temperature = temperature
         self._share = share_prefixes
-        self._threads = train.train_num_threads or len(os.sched_getaffinity(0))
+        self._threads = train.train_num_threads or os.cpu_count() or 1
         torch.set_num_threads(self._threads)
         keep_heap()
         torch.manual_seed(model.seed)

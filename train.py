@@ -1,2 +1,5 @@
-import sys
-from slime.cli import main; sys.exit(main(["train", *sys.argv[1:]]))
+from sys import argv
+
+from slime.cli import main
+
+raise SystemExit(main(["train", *argv[1:]]))

@@ -87,3 +87,7 @@ class MismatchError(SlimeError):
 
 class ActorDiedError(SlimeError):
     """A process of the run ended unexpectedly."""
+
+
+class NonFiniteGradientError(SlimeError):
+    """Gradients were infinite or NaN several steps in a row: training has diverged."""

@@ -113,7 +113,7 @@ class RewardConfig:
     reward_key: str | None = flag(None, "key of the scalar in a reward dict", "str")
     eval_reward_key: str | None = flag(None, "the same in evaluation", "str")
     reward_timeout: float = flag(60.0, "deadline of one reward in seconds", "float", above=0)
-    reward_num_workers: int = flag(1, "processes that check built-in rewards", "int", at_least=1)
+    reward_num_workers: int = flag(2, "processes that check built-in rewards", "int", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

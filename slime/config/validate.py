@@ -90,6 +90,8 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("global_batch_size", "num_steps_per_rollout"),
         ("debug_rollout_only", "debug_train_only"),
         ("debug_rollout_only", "load_debug_rollout_data"),
+        ("use_tis", "use_rollout_logprobs"),
+        ("eval_config", "eval_prompt_data"),
     ):
         if first in given and second in given:
             names = _dashed(first), _dashed(second)

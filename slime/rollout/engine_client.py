@@ -18,7 +18,7 @@ import orjson
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
 from slime.rollout.generation import Generation, parse_generation
-from slime.rollout.http_session import http_session
+from slime.utils.http_utils import http_session
 
 logger = logging.getLogger(__name__)
 RETRY_STATUSES = frozenset({429, 502, 503, 504})

@@ -6,6 +6,7 @@ slime will make; what it returns is checked at the call. Knows the contracts, no
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,8 +71,9 @@ def check_hooks(args: Any) -> None:
                 load_hook(path, dest)
 
 
+@functools.cache
 def load_hook(path: str, dest: str) -> Hook:
-    """The hook at `path`, checked against the contract of the flag `dest`.
+    """The hook at `path`, checked against the contract of the flag `dest`, once per process.
 
     Raises:
         HookError: it does not import, is not callable, or cannot take the call.

@@ -102,7 +102,7 @@ def _final(error: _RetryableError, method: str, url: str, tries: int) -> HttpErr
 async def _once(method: str, url: str, payload: Any, headers: dict[str, str] | None, timeout: float) -> Any:
     import aiohttp
 
-    session = await _session()
+    session = await http_session()
     limits = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, CONNECT_TIMEOUT_S))
     place = f"{method} {url}"
     try:
@@ -134,18 +134,21 @@ _Holder = tuple["aiohttp.ClientSession", AsyncGenerator["aiohttp.ClientSession",
 _sessions: dict[asyncio.AbstractEventLoop, _Holder] = {}
 
 
-async def _session() -> aiohttp.ClientSession:
-    """The session of the running loop. A suspended generator holds it, which the loop closes at its end."""
+async def http_session() -> aiohttp.ClientSession:
+    """The session of the running loop, without a limit on connections.
+
+    A suspended generator holds it, which the loop closes at its end.
+    """
     loop = asyncio.get_running_loop()
     if loop not in _sessions:
         for closed in [other for other in _sessions if other.is_closed()]:
             del _sessions[closed]
-        holder = _held_session()
+        holder = _open_session()
         _sessions[loop] = (await anext(holder), holder)
     return _sessions[loop][0]
 
 
-async def _held_session() -> AsyncGenerator[aiohttp.ClientSession, None]:
+async def _open_session() -> AsyncGenerator[aiohttp.ClientSession, None]:
     import aiohttp
 
     connector = aiohttp.TCPConnector(limit=0)

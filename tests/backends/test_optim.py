@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
-from slime.backends.torch.optim import NonFiniteGradientError, Optimizer, Schedule
+from slime.backends.torch.optim import Optimizer, Schedule
 from slime.config.sections import TrainConfig
+from slime.errors import NonFiniteGradientError
 
 
 def optimizer(**config):

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from slime.config.sections import TrainConfig
-from slime.errors import SlimeError
+from slime.errors import NonFiniteGradientError
 
 MAX_SKIPPED_STEPS = 3
-
-
-class NonFiniteGradientError(SlimeError):
-    """Gradients were infinite or NaN for several steps in a row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Actors:
         self._engine: Any = None
         self._manager: Any = None
         self._trainer: Any = None
+        self._weights_file = ""
 
     @property
     def generates(self) -> bool:
@@ -70,6 +71,7 @@ class Actors:
             self._engine = _actor("slime.ray.engine_actor.EngineActor", 2, model, config.engine, log)
         if self.trains:
             self._trainer = _actor("slime.ray.train_actor.TrainActor", 2, config, plan)
+            weights = self._trainer.start.remote()
         self._wait("start of the rollout manager", self._manager.prompts.remote())
         self._supervisor.watch("rollout manager", self._manager.watch.remote())
         if self._engine is not None:
@@ -77,7 +79,7 @@ class Actors:
             self._wait("connection to the engine", self._manager.connect.remote(url))
             self._supervisor.watch("engine", self._engine.watch.remote())
         if self._trainer is not None:
-            self._wait("start of the trainer", self._trainer.weights_file.remote())
+            self._weights_file = self._wait("start of the trainer", weights)
             self._supervisor.watch("trainer", self._trainer.watch.remote())
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -119,8 +121,8 @@ class Actors:
         if self._engine is None or self._trainer is None:
             return {}
         started = time.perf_counter()
-        file = self._wait("weights", self._trainer.weights_file.remote())
-        metrics: dict[str, float] = self._wait("weight update", self._engine.update.remote(file, version))
+        call = self._engine.update.remote(self._weights_file, version)
+        metrics: dict[str, float] = self._wait("weight update", call)
         return metrics | {"perf/update_weights_total_time": time.perf_counter() - started}
 
     def save(self, folder: Path) -> None:

@@ -20,22 +20,26 @@ from slime.train.batch import TrainSample
 
 
 class TrainActor:
-    """Holds a `Trainer` and the file that its weights live in."""
+    """Holds a `Trainer` and the file that its weights live in.
+
+    All that computes runs on one thread of the actor, the one that `start` ran on: OpenMP threads of a second
+    pool would outnumber the cores, and every operation would wait for a wake-up.
+    """
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self._config = config
         self._plan = plan
-        self._trainer, self._weights = _build(config, plan)
         self._stopped = threading.Event()
+
+    def start(self) -> str:
+        """Load the model; returns the path under which an engine on this machine maps the weights."""
+        self._trainer, self._weights = _build(self._config, self._plan)
+        return str(self._weights.path)
 
     def watch(self) -> str:
         """Lasts as long as the actor is wanted."""
         self._stopped.wait()
         return "was stopped"
-
-    def weights_file(self) -> str:
-        """Path under which an engine on this machine maps the weights."""
-        return str(self._weights.path)
 
     def precision(self) -> str:
         """What the trainer computes in: ``float32`` or ``bfloat16``."""

@@ -64,6 +64,9 @@ class Engine:
         Raises:
             ModelError: the folder is unusable or the architecture unsupported.
         """
+        # OpenMP threads of a second pool would outnumber the cores, and then each operation of either waits
+        # for a wake-up instead of spinning: a third of the decode rate. So only the worker has a pool.
+        torch.set_num_threads(1)
         loaded = load_model(model_path, DTYPES[config.dtype])
         self.model_path = model_path
         self.model_config = loaded.config

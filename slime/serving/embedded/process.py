@@ -18,8 +18,8 @@ from slime.config.flags import flags_of
 from slime.config.sections import EngineConfig
 from slime.errors import EngineError
 
-TUNING = {"OMP_WAIT_POLICY": "PASSIVE", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Environment of processes that run torch on CPU: threads do not spin, big tensors get huge pages."""
+TUNING = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Environment of processes that run torch on CPU: big tensors get huge pages."""
 QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 """Environment of processes that load a model: from the folder that they are given, without progress bars."""
 

@@ -20,7 +20,7 @@ import yaml
 from processes import Usage, measure
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPTS, ROLLOUTS, RESPONSE, RATE = 8, 8, 16, 5e-6
+PROMPTS, ROLLOUTS, RESPONSE, RATE = 8, 8, 16, 1e-5
 
 
 def run_trl(options: argparse.Namespace) -> None:
@@ -29,14 +29,11 @@ def run_trl(options: argparse.Namespace) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     sys.path.insert(0, str(ROOT))
-    from examples.quickstart.reward import ends_with
+    from examples.quickstart.reward import is_just
 
     def reward(completions, label, **kwargs):
-        texts = [completion[0]["content"].replace("<|im_end|>", "").strip() for completion in completions]
-        return [
-            1.0 if text == wanted else 0.5 * ends_with(text, wanted)
-            for text, wanted in zip(texts, label, strict=True)
-        ]
+        texts = [completion[0]["content"] for completion in completions]
+        return [float(is_just(text, wanted)) for text, wanted in zip(texts, label, strict=True)]
 
     rows = [json.loads(line) for line in (options.data / "train.jsonl").read_text().splitlines()]
     data = Dataset.from_list([{"prompt": row["input"], "label": row["label"]} for row in rows])

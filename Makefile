@@ -38,8 +38,8 @@ lint: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -m 'not slow'
 
-test-all: lint $(MODEL)/config.json
-	$(BIN)/pytest
+test-all: test $(MODEL)/config.json
+	$(BIN)/pytest -m slow
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

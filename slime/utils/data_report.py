@@ -1,4 +1,7 @@
-"""What happened to the rows of a data set that cannot be used: counted by reason, with the first places."""
+"""What happened to the rows of a data set that cannot be used: counted by reason, with the first places.
+
+Invariant: a bad row is counted once, whatever its reason. Knows nothing of files: readers add to it.
+"""
 
 from __future__ import annotations
 

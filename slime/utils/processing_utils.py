@@ -1,4 +1,7 @@
-"""Loading of tokenizers, with errors that name the folder and the flag."""
+"""Loading of tokenizers, with errors that name the folder and the flag.
+
+transformers is imported at the first call only.
+"""
 
 from __future__ import annotations
 

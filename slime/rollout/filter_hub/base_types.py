@@ -1,4 +1,7 @@
-"""The verdict of a dynamic filter on a group, and the rule that turns verdicts into drops."""
+"""The verdict of a dynamic filter on a group, and the rule that turns verdicts into drops.
+
+Invariant: a group is kept or dropped whole. Knows nothing of rewards.
+"""
 
 from __future__ import annotations
 

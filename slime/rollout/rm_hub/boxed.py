@@ -1,4 +1,7 @@
-r"""Finding the last ``\boxed{...}`` or ``\fbox{...}`` of a text. Braces are counted, so boxes may nest."""
+r"""Finding the last ``\boxed{...}`` or ``\fbox{...}`` of a text.
+
+Invariant: braces are counted, so boxes may nest; a box that is never closed is none. Knows no mathematics.
+"""
 
 from __future__ import annotations
 

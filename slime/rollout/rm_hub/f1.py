@@ -1,4 +1,7 @@
-"""Token F1 by the rules of SQuAD (Rajpurkar et al., 2016; evaluation script 1.1)."""
+"""Token F1 by the rules of SQuAD (Rajpurkar et al., 2016; evaluation script 1.1).
+
+Pure functions of two texts; they run in a worker process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What counts as a reward. Everything else is an error: a failure is never a number."""
+"""What counts as a reward: a finite number, or a dict with one under a reward key.
+
+Invariant: everything else is an error; a failure is never a number (law 4).
+"""
 
 from __future__ import annotations
 

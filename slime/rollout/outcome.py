@@ -118,11 +118,6 @@ class Rollout:
         """Response tokens of all siblings."""
         return sum(sample.response_length for sample in self.samples)
 
-    @property
-    def trained_length(self) -> int:
-        """Tokens with mask 1 of all siblings: shared tokens are counted once."""
-        return sum(sample.effective_response_length for sample in self.samples)
-
     def reward(self, args: Any) -> float:
         """The rollout's one reward: what its siblings share, else their mean."""
         return rollout_reward(self.samples, args)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from slime.backends.torch import attention
 from slime.backends.torch.forest import PackedBatch, Request, pack_requests
@@ -72,23 +72,6 @@ def load_model(folder: str | Path, *, precision: str = "float32") -> CausalModel
     model = CausalModel(module, _head(module), compute_dtype(precision, device), device)
     _check_packing(model, path)
     return model
-
-
-def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a model folder.
-
-    Raises:
-        ModelError: the folder has none, or it does not load.
-    """
-    path = checked_folder(folder)
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(
-            f"no tokenizer could be loaded: {_first_line(error)}",
-            place=str(path),
-            remedy="the folder needs tokenizer.json and tokenizer_config.json",
-        ) from error
 
 
 def checked_folder(folder: str | Path) -> Path:

@@ -26,13 +26,11 @@ class StepTokens:
     Attributes:
         weight: each token's factor in the loss.
         recorded: True where the engine's log-prob is known.
-        has_old: the rows carry old log-probs.
     """
 
     policy: PolicyTokens
     weight: torch.Tensor
     recorded: torch.Tensor
-    has_old: torch.Tensor
 
     @classmethod
     def of(cls, rows: Sequence[StepRow], log_probs: torch.Tensor, entropy: torch.Tensor) -> StepTokens:
@@ -61,7 +59,7 @@ class StepTokens:
             rollout_log_probs=rollout,
         )
         weight = column([[row.weight] * row.sample.response_length for row in rows])
-        return cls(policy, weight, ~rollout.isnan(), ~given.isnan())
+        return cls(policy, weight, ~rollout.isnan())
 
 
 class StepSums:

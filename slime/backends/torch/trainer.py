@@ -28,7 +28,7 @@ from slime.backends.torch.checkpoint import (
 from slime.backends.torch.forest import PackedBatch, Request, input_tokens, pack_requests
 from slime.backends.torch.logprob import default_chunk
 from slime.backends.torch.memory import keep_heap, release_heap
-from slime.backends.torch.model import CausalModel, load_model, load_tokenizer
+from slime.backends.torch.model import CausalModel, load_model
 from slime.backends.torch.optim import Optimizer
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
@@ -37,6 +37,7 @@ from slime.train.batch import TrainSample
 from slime.train.kl import kl_type
 from slime.train.packing import pack_rows, pack_tokens
 from slime.train.policy_loss import PolicyLoss, policy_losses
+from slime.utils.processing_utils import load_tokenizer
 
 
 class TorchTrainer:

@@ -80,7 +80,7 @@ def reward_curve(run_dir: Path, rows: list[dict[str, Any]]) -> Path | None:
     axes = figure.add_subplot()
     axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label="training reward")
     for dataset, scores in evaluation_scores(rows).items():
-        axes.plot(*zip(*scores, strict=True), marker="s", linestyle="--", label=f"{dataset} (held out)")
+        axes.plot(*zip(*scores, strict=True), marker="s", linestyle="--", label=f"{dataset} (evaluation)")
     axes.set_xlabel("rollout steps")
     axes.set_ylabel("mean reward")
     axes.grid(alpha=0.3)

@@ -42,6 +42,11 @@ class Trainer(Protocol):
         """What it computes in: ``float32`` or ``bfloat16``."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        ...
+
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[list[float]]:
         """Log-probs of the response tokens, one list a sample, under the current or the reference model."""
         ...

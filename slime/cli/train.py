@@ -17,9 +17,10 @@ from slime.config.plan import Plan
 from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
 from slime.observability.report import report_lines
 from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers
-from slime.ray.checkpoints import Checkpoint, describe, newest
+from slime.ray.checkpoints import Checkpoint, describe, newest, refuse_later_steps
 from slime.rollout.hooks import check_hooks
 from slime.utils.data import count_rows
+from slime.utils.eval_config import build_eval_dataset_configs
 
 INTERRUPTED = 130
 
@@ -28,8 +29,11 @@ def main(argv: list[str]) -> int:
     """Entry of the verb; returns the exit code (130 after a requested stop)."""
     config = load_config(argv)
     check_hooks(config.args())
+    _check_evaluation(config)
     checkpoint = newest(Path(config.model.load)) if config.model.load else None
     plan = config.plan(_prompts_in_data(config), _first_step(config, checkpoint))
+    if config.model.save:
+        refuse_later_steps(Path(config.model.save), plan.first_rollout_step)
     print("\n".join(_preamble(config, plan, checkpoint)), flush=True)
     if config.run.dry_run:
         return 0
@@ -53,7 +57,7 @@ def _run(
     from slime.ray.actors import Actors
     from slime.ray.driver import Driver
     from slime.ray.environment import ray_session
-    from slime.ray.supervision import StopFlag
+    from slime.ray.supervision import StopFlag, StopRequested
 
     with ray_session(), StopFlag().installed() as stop:
         actors = Actors(config, run_dir, stop)
@@ -61,6 +65,9 @@ def _run(
             console.phase("starting engine and trainer")
             actors.start(plan, checkpoint, console)
             result = Driver(config, plan, actors, console, tracker, run_dir).run()
+        except StopRequested:
+            console.note("stopped before the first step")
+            return True, {}
         finally:
             actors.close()
     dump = config.run.save_debug_rollout_data
@@ -74,6 +81,12 @@ def _run(
 
 def _prompts_in_data(config: Config) -> int | None:
     return count_rows(config.data.prompt_data) if config.data.prompt_data else None
+
+
+def _check_evaluation(config: Config) -> None:
+    """A bad ``--eval-config`` is found now and not after the first step."""
+    for dataset in build_eval_dataset_configs(config.args()):
+        count_rows(dataset.path)
 
 
 def _first_step(config: Config, checkpoint: Checkpoint | None) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -126,8 +127,8 @@ def _to_float(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError(value)
     number = float(value)
-    if number != number:
-        raise ValueError("NaN")
+    if not math.isfinite(number):
+        raise ValueError(value)
     return number
 
 

@@ -24,7 +24,7 @@ class ModelConfig:
         None, "save every N rollouts (default: at the end only)", "int", at_least=1
     )
     save_hf: str | None = flag(None, "folder for a Hugging Face export; {rollout_id} is filled in", "str")
-    no_save_optim: bool = flag(False, "leave the optimizer state out of checkpoints", "switch")
+    no_save_optim: bool = flag(False, "neither save nor load the optimizer's state", "switch")
     start_rollout_id: int | None = flag(
         None, "first rollout id (default: the checkpoint's + 1)", "int", at_least=0
     )
@@ -121,7 +121,9 @@ class EvalConfig:
     """Evaluation data sets and sampling; unset values are those of the rollout."""
 
     eval_function_path: str | None = flag(None, "eval function (default: the rollout function)", "str")
-    eval_interval: int | None = flag(None, "evaluate every N rollouts", "int", at_least=1)
+    eval_interval: int | None = flag(
+        None, "evaluate every N rollout steps too, not only first and last", "int", at_least=1
+    )
     eval_prompt_data: list[str] | None = flag(None, "pairs: name path name path ...", "strs")
     eval_config: str | None = flag(None, "YAML with eval.defaults and eval.datasets", "str")
     skip_eval_before_train: bool = flag(False, "no evaluation before the first step", "switch")

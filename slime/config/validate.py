@@ -6,12 +6,14 @@ Runs before a model loads; knows nothing of torch, engines or hooks' contents.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.config.plan import rollouts_per_optimizer_step
+from slime.config.sections import EvalConfig
 from slime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -142,14 +144,22 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("lr_decay_iters", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("save_interval", config.model.save is not None or config.model.save_hf is not None, "--save"),
-        ("no_save_optim", config.model.save is not None, "--save"),
-        ("eval_interval", has_eval, "--eval-prompt-data"),
-        ("skip_eval_before_train", has_eval, "--eval-prompt-data"),
+        ("no_save_optim", config.model.save or config.model.load, "--save or --load"),
+        ("save", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
+        ("save_hf", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
         ("rm_url", "remote_rm" in (config.reward.rm_type or "remote_rm"), "--rm-type remote_rm"),
+        ("rm_type", config.reward.custom_rm_path is None, "the built-in rewards (no --custom-rm-path)"),
+        ("apply_chat_template_kwargs", config.data.apply_chat_template, "--apply-chat-template"),
+        (
+            "prompt_data",
+            config.data.rollout_global_dataset,
+            "the data set (no --disable-rollout-global-dataset)",
+        ),
         ("label_key", config.data.prompt_data is not None or config.train_only, "--prompt-data"),
         ("tb_project_name", config.run.use_tensorboard, "--use-tensorboard"),
         ("tb_experiment_name", config.run.use_tensorboard, "--use-tensorboard"),
     ]
+    rules += [(dest, has_eval, "--eval-prompt-data or --eval-config") for dest in _EVAL_FLAGS]
     for dest, used, needs in rules:
         if dest in given and not used:
             yield Problem(_dashed(dest), f"has no effect without {needs}", "leave it out, or set both")
@@ -157,6 +167,18 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
 
 def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     train, reward, pairs = config.train, config.reward, config.evaluation.eval_prompt_data
+    if config.data.num_epoch is not None and config.data.prompt_data is None:
+        yield Problem("--num-epoch", "needs --prompt-data", "without a data set, give --num-rollout")
+    for name, value in (
+        ("--rollout-top-k", config.rollout.rollout_top_k),
+        ("--eval-top-k", config.evaluation.eval_top_k),
+    ):
+        if value == 0:
+            yield Problem(name, "must be -1 (all) or at least 1, got 0", "-1 samples among all tokens")
+    if config.algorithm.tis_clip_low > config.algorithm.tis_clip:
+        yield Problem("--tis-clip-low", "is above --tis-clip", "lower it")
+    if "{" in (config.model.save_hf or "").replace("{rollout_id}", ""):
+        yield Problem("--save-hf", "knows {rollout_id} and no other braces", "write it so")
     if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
         yield Problem(
             "--use-dynamic-batch-size", "needs --max-tokens-per-gpu", "tokens of a micro-batch, e.g. 4096"
@@ -222,6 +244,11 @@ def _doubtful(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
 
 
+_EVAL_FLAGS = tuple(
+    item.name
+    for item in dataclasses.fields(EvalConfig)
+    if item.name not in ("eval_prompt_data", "eval_config")
+)
 CHECKS: tuple[Check, ...] = (
     _required,
     _files_exist,

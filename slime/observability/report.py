@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.observability.console import ACCOUNTING, FATES
-from slime.observability.trackers import read_metrics
+from slime.observability.trackers import is_number, read_metrics
 
 REWARD = "rollout/raw_reward"
 
@@ -23,7 +23,9 @@ def evaluation_scores(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
     for row in rows:
         for name, value in row.items():
             dataset = name.removeprefix("eval/")
-            if name.startswith("eval/") and not re.search(r"/|-truncated_ratio$|-pass@\d+$", dataset):
+            if not name.startswith("eval/") or not is_number(value):
+                continue
+            if not re.search(r"/|-truncated_ratio$|-pass@\d+$", dataset):
                 scores.setdefault(dataset, []).append((row["step"], value))
     return scores
 
@@ -43,7 +45,7 @@ def report_lines(run_dir: Path, places: Mapping[str, Path | None]) -> list[str]:
             factor = f", {after / before:.1f} times as much" if before > 0 else ""
             change = f"{before:.3f} before, {after:.3f} after {last} steps{factor}"
         lines.append(f"accuracy on {dataset}: {change}")
-    rewards = [row[REWARD] for row in rows if REWARD in row]
+    rewards = [row[REWARD] for row in rows if is_number(row.get(REWARD))]
     if rewards:
         lines.append(f"training reward: {rewards[0]:.3f} in the first step, {rewards[-1]:.3f} in the last")
     lines += accounting_lines(rows)
@@ -71,7 +73,7 @@ def accounting_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 def reward_curve(run_dir: Path, rows: list[dict[str, Any]]) -> Path | None:
     """Draw training reward and evaluations over the steps to `reward.png`; None without a reward."""
-    points = [(row["step"], row[REWARD]) for row in rows if REWARD in row]
+    points = [(row["step"], row[REWARD]) for row in rows if is_number(row.get(REWARD))]
     if not points:
         return None
     from matplotlib.figure import Figure

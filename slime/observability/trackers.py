@@ -7,12 +7,18 @@ written to the JSON file as a string, never dropped.
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
+
+
+def is_number(value: object) -> bool:
+    """Whether a metric is a finite number (a rollout function may return anything)."""
+    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 class Tracker(Protocol):
@@ -37,7 +43,7 @@ class JsonLines:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Append one line and flush it."""
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
-        row |= {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
+        row |= {name: value if is_number(value) else str(value) for name, value in metrics.items()}
         self._file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
         self._file.flush()
 
@@ -57,7 +63,8 @@ class TensorBoard:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Write one scalar a metric."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+            if is_number(value):
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush and close."""

@@ -23,6 +23,9 @@ from slime.ray.supervision import StopFlag, StopRequested, Supervisor
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
 
+STOP_SECONDS = 20.0
+"""What an actor gets to end its work: hooks in flight clean up their sandboxes in it."""
+
 
 class Actors:
     """Engine, rollout manager and trainer of one run."""
@@ -56,7 +59,7 @@ class Actors:
         """
         self._launch(plan)
         if checkpoint is not None:
-            self._restore(checkpoint)
+            self._restore(checkpoint, plan.first_rollout_step)
         self.synchronise(plan.first_rollout_step)
         if self._engine is not None and self._trainer is not None and self._config.run.startup_check:
             console.note(self._check_log_probs())
@@ -72,25 +75,26 @@ class Actors:
         if self.trains:
             self._trainer = _actor("slime.ray.train_actor.TrainActor", 2, config, plan)
             weights = self._trainer.start.remote()
-        self._wait("start of the rollout manager", self._manager.prompts.remote())
+        self._wait_at_start("start of the rollout manager", self._manager.prompts.remote())
         self._supervisor.watch("rollout manager", self._manager.watch.remote())
         if self._engine is not None:
-            url = self._wait("start of the engine", self._engine.url.remote())
-            self._wait("connection to the engine", self._manager.connect.remote(url))
+            url = self._wait_at_start("start of the engine", self._engine.url.remote())
+            self._wait_at_start("connection to the engine", self._manager.connect.remote(url))
             self._supervisor.watch("engine", self._engine.watch.remote())
         if self._trainer is not None:
-            self._weights_file = self._wait("start of the trainer", weights)
+            self._weights_file = self._wait_at_start("start of the trainer", weights)
             self._supervisor.watch("trainer", self._trainer.watch.remote())
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: Checkpoint, first_step: int) -> None:
         if self._trainer is not None:
-            self._wait("loading the checkpoint", self._trainer.load.remote(str(checkpoint.folder)))
-        self._wait("loading the data position", self._manager.load.remote(checkpoint.rollout_id))
+            self._wait_at_start("loading the checkpoint", self._trainer.load.remote(str(checkpoint.folder)))
+        if self.generates:
+            self._wait_at_start("loading the data position", self._manager.load.remote(first_step - 1))
 
     def _check_log_probs(self) -> str:
-        samples = self._wait("probe of the engine", self._manager.probe.remote())
-        values = self._wait("log-probs of the probe", self._trainer.log_probs.remote(samples))
-        precision = self._wait("precision", self._trainer.precision.remote())
+        samples = self._wait_at_start("probe of the engine", self._manager.probe.remote())
+        values = self._wait_at_start("log-probs of the probe", self._trainer.log_probs.remote(samples))
+        precision = self._wait_at_start("precision", self._trainer.precision.remote())
         return check_log_probs(samples, values, {precision, self._config.engine.dtype})
 
     def generate(self, step: int, on_progress: Callable[[int], None]) -> RolloutBatch:
@@ -147,10 +151,14 @@ class Actors:
         import ray
 
         self._supervisor.unwatch_all()
-        for actor in (self._engine, self._trainer, self._manager):
-            if actor is not None:
-                ray.wait([actor.stop.remote()], timeout=10)
-                ray.kill(actor)
+        actors = [actor for actor in (self._manager, self._engine, self._trainer) if actor is not None]
+        for actor in actors:
+            ray.wait([actor.stop.remote()], timeout=STOP_SECONDS)
+        for actor in actors:
+            ray.kill(actor)
+
+    def _wait_at_start(self, name: str, reference: Any) -> Any:
+        return self._wait(name, reference, can_give_up=True)
 
     def _wait(self, name: str, reference: Any, **options: Any) -> Any:
         return self._supervisor.wait(name, reference, self._deadline, **options)

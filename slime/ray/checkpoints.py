@@ -38,12 +38,19 @@ def step_folder(root: Path, rollout_id: int) -> Path:
 
 
 def commit(root: Path, rollout_id: int, policy_version: int) -> None:
-    """Declare the checkpoint of a step complete."""
+    """Declare the checkpoint of a step complete.
+
+    Raises:
+        CheckpointError: the manifest cannot be written.
+    """
     folder = step_folder(root, rollout_id)
     content = {"rollout_id": rollout_id, "policy_version": policy_version, "format": 1}
     staging = folder / (MANIFEST + ".tmp")
-    staging.write_text(json.dumps(content))
-    staging.replace(folder / MANIFEST)
+    try:
+        staging.write_text(json.dumps(content))
+        staging.replace(folder / MANIFEST)
+    except OSError as error:
+        raise CheckpointError(f"cannot write the manifest: {error.strerror}", place=str(folder)) from error
 
 
 def newest(root: Path) -> Checkpoint:
@@ -63,6 +70,21 @@ def newest(root: Path) -> Checkpoint:
         )
     content = json.loads((complete[-1] / MANIFEST).read_text())
     return Checkpoint(complete[-1], content["rollout_id"], content["policy_version"])
+
+
+def refuse_later_steps(root: Path, first_rollout_id: int) -> None:
+    """A run that starts before checkpoints that are in its folder already would be resumed from those.
+
+    Raises:
+        CheckpointError: `root` holds a complete checkpoint of `first_rollout_id` or later.
+    """
+    for path in root.glob("step_*"):
+        if (path / MANIFEST).is_file() and int(path.name.removeprefix("step_")) >= first_rollout_id:
+            raise CheckpointError(
+                f"holds {path.name} already, and this run starts at rollout step {first_rollout_id}",
+                place=f"--save {root}",
+                remedy="save to another folder, or --load this one to go on from there",
+            )
 
 
 def describe(checkpoint: Checkpoint) -> str:

@@ -63,7 +63,8 @@ class Driver:
         except StopRequested:
             self.result.stopped = True
             self._console.note("stopping: saving what is finished (Ctrl-C again to leave at once)")
-            self._save(self.result.steps_done - 1, last=True)
+            if self._actors.trains and self.result.steps_done > first:
+                self._save_weights(self.result.steps_done - 1)
         return self.result
 
     def _step(self, step: int) -> None:
@@ -93,23 +94,28 @@ class Driver:
         self._console.note(f"evaluation after {done} steps: {shown}")
 
     def _save(self, step: int, *, last: bool) -> None:
-        """Save where the interval or the end asks for it; a failure ends the run only at the end."""
+        """Save what the interval or the end asks for; a failure ends the run only at the end.
+
+        The data position is written after every step, since only then is it the position of that step: a
+        later stop saves weights, and finds the position that belongs to them.
+        """
+        if not self._actors.trains:
+            return
         every = self._config.model.save_interval
-        if not self._actors.trains or step < self._plan.first_rollout_step:
-            return
-        if self._config.model.save:
-            self._actors.save_data_position(step)
-        if self._saved_at == step or not (last or (every and (step + 1) % every == 0)):
-            return
-        self._console.phase(f"step {step}: saving")
         try:
-            self._save_now(step)
+            if self._config.model.save:
+                self._actors.save_data_position(step)
+            if last or (every and (step + 1) % every == 0):
+                self._save_weights(step)
         except CheckpointError as error:
             if last:
                 raise
             self._console.note(f"warning: checkpoint of step {step} not saved, going on: {error}")
 
-    def _save_now(self, step: int) -> None:
+    def _save_weights(self, step: int) -> None:
+        if self._saved_at == step:
+            return
+        self._console.phase(f"step {step}: saving")
         model = self._config.model
         if model.save:
             folder = step_folder(Path(model.save), step)
@@ -117,6 +123,6 @@ class Driver:
             commit(Path(model.save), step, policy_version=step + 1)
             self.result.checkpoint = folder
         if model.save_hf:
-            self.result.hf_folder = Path(model.save_hf.format(rollout_id=step))
+            self.result.hf_folder = Path(model.save_hf.replace("{rollout_id}", str(step)))
             self._actors.save_hf(self.result.hf_folder)
         self._saved_at = step

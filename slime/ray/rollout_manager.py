@@ -16,6 +16,7 @@ from slime.rollout import dump
 from slime.rollout.base_types import RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.convert import flatten, to_train_samples
 from slime.rollout.inflight import IN_FLIGHT
+from slime.rollout.loop import background_loop
 from slime.rollout.metrics import eval_metrics, rollout_metrics
 from slime.rollout.probe import probe_samples
 from slime.train.batch import TrainSample
@@ -51,7 +52,8 @@ class RolloutManager:
         return "was stopped"
 
     def stop(self) -> None:
-        """Let `watch` return."""
+        """Cancel what runs, so that hooks clean up, and let `watch` return."""
+        background_loop().cancel()
         self._stopped.set()
 
     def generate(self, rollout_id: int) -> RolloutBatch:
@@ -61,19 +63,17 @@ class RolloutManager:
         samples = list(flatten(output.samples))
         if self._args.save_debug_rollout_data:
             dump.save(self._args.save_debug_rollout_data, rollout_id, samples)
-        metrics = dict(output.metrics or {}) | self._logged(
-            rollout_id, samples, time.perf_counter() - started
-        )
+        metrics = self._logged(rollout_id, samples, output.metrics or {}, time.perf_counter() - started)
         return RolloutBatch(to_train_samples(output.samples, self._args), metrics)
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Evaluate on every eval data set; returns ``eval/`` metrics."""
         output = call_rollout_fn(self._evaluate, self._args, rollout_id, self._source, evaluation=True)
-        metrics = eval_metrics(self._args, output.data) | dict(output.metrics or {})
+        extra = dict(output.metrics or {})
         hook = self._args.custom_eval_rollout_log_function_path
-        if hook and load_function(hook)(rollout_id, self._args, output.data, metrics):
+        if hook and load_function(hook)(rollout_id, self._args, output.data, extra):
             return {}
-        return metrics
+        return eval_metrics(self._args, output.data) | extra
 
     def probe(self) -> list[TrainSample]:
         """A few short answers to prompts of the data, for comparing log-probs; the data position stays."""
@@ -104,9 +104,11 @@ class RolloutManager:
         )
         return output
 
-    def _logged(self, rollout_id: int, samples: list[Sample], seconds: float) -> dict[str, Any]:
+    def _logged(
+        self, rollout_id: int, samples: list[Sample], extra: dict[str, Any], seconds: float
+    ) -> dict[str, Any]:
+        """Metrics of the step; only the account (law 5) where the logging hook took over."""
         hook = self._args.custom_rollout_log_function_path
-        metrics = rollout_metrics(self._args, samples, seconds)
-        if hook and load_function(hook)(rollout_id, self._args, samples, metrics, seconds):
-            return {}
-        return metrics
+        if hook and load_function(hook)(rollout_id, self._args, samples, extra, seconds):
+            return {name: value for name, value in extra.items() if name.startswith("rollout/accounting/")}
+        return extra | rollout_metrics(self._args, samples, seconds)

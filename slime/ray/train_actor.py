@@ -1,6 +1,7 @@
-"""The trainer as an actor: one model under training whose parameters live in memory that the engine maps.
+"""The trainer as an actor: one model under training whose weights lie in memory that the engine maps.
 
-Invariant: parameters change only inside `train` and `load`, between the engine's `hold` and `update`.
+On CPU the parameters live there themselves; from another device they are copied there after each change.
+Invariant: weights change only inside `train` and `load`, between the engine's `hold` and `update`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class TrainActor:
             rollouts_per_step=self._plan.rollouts_per_optimizer_step,
         )
         self._trainer.sleep()
+        self._publish()
         seconds = time.perf_counter() - started
         tokens = sum(len(sample.tokens) for sample in samples)
         timing = {"perf/train_time": seconds, "perf/actor_train_tok_per_s": tokens / seconds}
@@ -78,11 +80,18 @@ class TrainActor:
     def load(self, folder: str) -> None:
         """Read the trainer's state."""
         self._trainer.load(Path(folder))
+        self._publish()
 
     def stop(self) -> None:
         """Give up the shared weights and let `watch` return."""
         self._weights.unlink()
         self._stopped.set()
+
+    def _publish(self) -> None:
+        """Copy the weights to where the engine maps them, where they do not live there."""
+        if self._trainer.device.type != "cpu":
+            for name, weight in self._trainer.weights():
+                self._weights.views[name].copy_(weight)
 
 
 def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
@@ -96,6 +105,7 @@ def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
         total_steps=plan.rollout_steps * plan.optimizer_steps_per_rollout_step,
     )
     weights = SharedWeights.create(trainer.weights())
-    trainer.alias_parameters(weights.views)
+    if trainer.device.type == "cpu":
+        trainer.alias_parameters(weights.views)
     weights.hide()
     return trainer, weights

@@ -25,6 +25,7 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._running: dict[concurrent.futures.Future[Any], asyncio.Task[Any]] = {}
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self.thread.start()
 
@@ -40,20 +41,29 @@ class BackgroundLoop:
                 "run_blocking was called inside the rollout event loop", remedy="await the coroutine instead"
             )
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-        tasks: list[asyncio.Task[T]] = []
 
         def start() -> None:
-            tasks.append(self.loop.create_task(work))
-            tasks[0].add_done_callback(lambda task: _copy(task, outcome))
+            task = self.loop.create_task(work)
+            self._running[outcome] = task
+            task.add_done_callback(lambda task: _copy(task, outcome))
 
         self.loop.call_soon_threadsafe(start)
         try:
             return outcome.result()
         except BaseException:
             if not outcome.done():
-                self.loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                self.loop.call_soon_threadsafe(lambda: self._running[outcome].cancel())
                 concurrent.futures.wait([outcome], timeout=CANCEL_SECONDS)
             raise
+        finally:
+            self._running.pop(outcome, None)
+
+    def cancel(self) -> None:
+        """Cancel what other threads run here and wait for its end, so that hooks in flight clean up."""
+        running = dict(self._running)
+        for task in running.values():
+            self.loop.call_soon_threadsafe(task.cancel)
+        concurrent.futures.wait(list(running), timeout=CANCEL_SECONDS)
 
     def stop(self) -> None:
         """End the loop, what is suspended in it, and its thread; tasks that still run are dropped."""

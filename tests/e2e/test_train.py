@@ -152,10 +152,10 @@ def test_a_reward_that_is_no_number_stops_the_run_and_names_the_hook(world, hook
     assert hook in text and "None" in text
 
 
-def test_an_engine_that_dies_ends_the_run_with_its_log(world):
-    process = world.start("killed", custom_generate_function_path="tests.e2e.hooks.slow")
+def test_an_engine_that_dies_while_generating_ends_the_run_with_its_log(world):
+    process = world.start("killed", num_rollout=1000, rollout_max_response_len=900)
     engine = _engine_of(process)
-    time.sleep(1)
+    _wait_for(lambda: "start-up check" in world.log("killed"))
     engine.kill()
     assert process.wait(timeout=60) == 2
     text = world.log("killed")
@@ -163,13 +163,25 @@ def test_an_engine_that_dies_ends_the_run_with_its_log(world):
 
 
 def test_an_interrupt_saves_what_is_finished_and_leaves_nothing(world):
-    process = world.start("stopped", num_rollout=1000, save=world.folder / "stopped-ckpt")
+    checkpoint = world.folder / "stopped-ckpt"
+    process = world.start("stopped", num_rollout=1000, save=checkpoint)
     engine = _engine_of(process)
     _wait_for(lambda: (world.folder / "stopped" / "metrics.jsonl").read_text().count("raw_reward") >= 2)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) == 130
-    assert list((world.folder / "stopped-ckpt").glob("step_*/manifest.json"))
+    (manifest,) = checkpoint.glob("step_*/manifest.json")
+    done = json.loads(manifest.read_text())["rollout_id"] + 1
+    position = json.loads((checkpoint / "rollout" / f"data_source_{done - 1}.json").read_text())
+    assert position["sample_index"] == done * 16  # prompts of the interrupted step are not used up
     assert not engine.is_running()
+
+
+def test_an_interrupt_during_the_start_ends_the_run(world):
+    process = world.start("stopped-early")
+    _engine_of(process)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert "stopped before the first step" in world.log("stopped-early")
 
 
 def _engine_of(process: subprocess.Popen) -> psutil.Process:

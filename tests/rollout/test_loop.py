@@ -72,3 +72,30 @@ def test_stopping_finishes_what_is_suspended():
     assert loop.run(use()) == 1
     loop.stop()
     assert events == ["closed"]
+
+
+def test_another_thread_cancels_what_runs_and_waits_for_its_end():
+    events, started = [], threading.Event()
+    loop = BackgroundLoop("test")
+
+    async def works():
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.05)
+            events.append("cleaned up")
+
+    def caller():
+        with pytest.raises(asyncio.CancelledError):
+            loop.run(works())
+        events.append("told")
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    started.wait()
+    loop.cancel()
+    assert events[0] == "cleaned up"
+    thread.join()
+    assert events == ["cleaned up", "told"]
+    loop.stop()

@@ -16,6 +16,8 @@ from slime.utils.types import Sample
 
 FIRST_FILLED_ID = 1 << 40
 """Ids for samples whose data source sets none; far from the counters of those that do."""
+_group_ids = itertools.count(FIRST_FILLED_ID)
+_sample_ids = itertools.count(FIRST_FILLED_ID)
 
 
 @dataclass(slots=True)
@@ -69,23 +71,16 @@ class GroupRun:
                 ledger.settle([ticket], Fate.TRAINED)
 
 
-class IdFiller:
-    """Gives ids to the groups of data sources that set none."""
-
-    def __init__(self) -> None:
-        self._groups = itertools.count(FIRST_FILLED_ID)
-        self._samples = itertools.count(FIRST_FILLED_ID)
-
-    def fill(self, group: Sequence[Member]) -> MemberGroup:
-        """The same group, every sample with `group_index` and `index`."""
-        members = list(group)
-        samples = [sample for member in members for sample in leaves(member)]
-        index = next((s.group_index for s in samples if s.group_index is not None), None)
-        index = next(self._groups) if index is None else index
-        for sample in samples:
-            sample.group_index = index
-            sample.index = next(self._samples) if sample.index is None else sample.index
-        return members
+def with_ids(group: Sequence[Member]) -> MemberGroup:
+    """The same group, every sample with `group_index` and `index`, unique in the process where missing."""
+    members = list(group)
+    samples = [sample for member in members for sample in leaves(member)]
+    index = next((s.group_index for s in samples if s.group_index is not None), None)
+    index = next(_group_ids) if index is None else index
+    for sample in samples:
+        sample.group_index = index
+        sample.index = next(_sample_ids) if sample.index is None else sample.index
+    return members
 
 
 def leaves(member: Member) -> Sequence[Sample]:

@@ -17,7 +17,7 @@ from slime.errors import DataError
 from slime.rollout.accounting import Account, Fate, Ledger
 from slime.rollout.collector import Collector, Judge
 from slime.rollout.failures import FailureBudget
-from slime.rollout.group_run import GroupRun, IdFiller, copy_of
+from slime.rollout.group_run import GroupRun, copy_of, with_ids
 from slime.rollout.inflight import IN_FLIGHT, InFlight
 from slime.rollout.outcome import Member, MemberGroup, Rollout
 from slime.rollout.policy import Leftover, Policy, View
@@ -98,7 +98,6 @@ class Scheduler:
         self._inflight = inflight
         self._running: dict[asyncio.Task[list[Rollout]], GroupRun] = {}
         self._finished: deque[GroupRun] = deque()
-        self._ids = IdFiller()
 
     async def __aenter__(self) -> Scheduler:
         return self
@@ -165,7 +164,7 @@ class Scheduler:
         groups = self._source.get_samples(count)
         batch.drawn += len(groups)
         for group in groups:
-            members = self._ids.fill(group)
+            members = with_ids(group)
             run = GroupRun([copy_of(member) for member in members], self.ledger.submit(len(members)))
             task = asyncio.create_task(self._run_group(members, batch.step))
             self._running[task] = run

@@ -224,6 +224,19 @@ def test_law_2_groups_without_ids_get_unique_ones():
     assert sorted(Counter(sample.group_index for sample in samples).values()) == [2, 2, 2]
 
 
+def test_law_2_filled_ids_are_unique_over_steps_of_their_own_schedulers():
+    """The surplus of the first step, which goes back with its ids, fills half of the second."""
+
+    def strip(sample):
+        sample.group_index = sample.index = sample.rollout_id = None
+
+    source = ListSource(prepare=strip)
+    batches = [collect(source, wanted=2, over=3)[0][0] for _ in range(3)]
+    samples = [sample for batch in batches for run in batch.groups for sample in run.members]
+    assert len({sample.index for sample in samples}) == 12
+    assert sorted(Counter(sample.group_index for sample in samples).values()) == [2] * 6
+
+
 def test_what_a_filter_removes_from_the_full_batch_counts_as_filtered():
     async def finish(accepted, seen):
         for sample in accepted[0].members:

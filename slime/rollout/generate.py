@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from slime.errors import ConfigError, DataError
 from slime.rollout.engine_client import EngineClient
+from slime.rollout.seeds import with_call_seed
 from slime.utils.types import Sample
 
 
@@ -36,7 +37,7 @@ async def generate_sample(
     timeout: float,
     args: Any = None,
 ) -> Sample:
-    """Grow `sample` by one engine call and return it.
+    """Grow `sample` by one engine call and return it. Within a rollout each call has a seed of its own.
 
     Args:
         sampling_params: SGLang's; `max_new_tokens` is the budget of the whole response.
@@ -55,7 +56,7 @@ async def generate_sample(
         return sample
     answer = await engine.generate(
         sample.tokens,
-        _within(sampling_params, budget),
+        with_call_seed(_within(sampling_params, budget)),
         rid=f"{sample.rollout_id}-{uuid.uuid4().hex}",
         routing_key=sample.session_id,
         timeout=timeout,

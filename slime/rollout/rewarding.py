@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.rm_hub import async_rm, batched_async_rm, reward_seconds
 from slime.rollout.rm_hub.validity import checked_reward
 from slime.rollout.tasks import GRACE_SECONDS, all_of, bounded
 from slime.utils.types import Sample
@@ -27,7 +27,7 @@ class Rewarder:
         self._args = args
         self._grace = grace
         self._path: str | None = getattr(args, "custom_rm_path", None)
-        self._timeout = float(getattr(args, "reward_timeout", None) or 60.0)
+        self._timeout = reward_seconds(args)
         self.by_group = bool(getattr(args, "group_rm", False))
 
     def place(self, samples: Sequence[Sample]) -> str:

@@ -21,7 +21,8 @@ from slime.rollout.inflight import IN_FLIGHT, Entry, InFlight
 from slime.rollout.outcome import Failed, Member, Outcome, Rollout, Timings, outcome_of
 from slime.rollout.rewarding import Rewarder
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
-from slime.rollout.tasks import GRACE_SECONDS, all_of, bounded
+from slime.rollout.seeds import CallSeeds, call_seeds
+from slime.rollout.tasks import GRACE_SECONDS, all_of, bounded, rollout_seconds
 from slime.utils.types import Sample
 
 DEFAULT_GENERATE = "slime.rollout.sglang_rollout.generate"
@@ -44,12 +45,11 @@ class Call:
     evaluation: bool = False
     seed: int | None = None
 
-    def params(self, sample: Sample) -> dict[str, Any]:
-        """The parameters of one rollout; the same rollout of the same run gets the same seed."""
-        params = dict(self.sampling_params)
-        if self.seed is not None and sample.index is not None:
-            params.setdefault("sampling_seed", (self.seed * 1_000_003 + sample.index) % 2**31)
-        return params
+    def seeds(self, sample: Sample) -> CallSeeds | None:
+        """The seeds of the engine calls of one rollout; the same rollout of the same run gets the same."""
+        if self.seed is None or sample.index is None:
+            return None
+        return CallSeeds(self.seed, sample.index)
 
 
 class RolloutRunner:
@@ -79,7 +79,7 @@ class RolloutRunner:
         self._gives_up = gives_up
         self._inflight = inflight
         self._grace = grace
-        self._timeout = float(getattr(args, "rollout_timeout", None) or 1800.0)
+        self._timeout = rollout_seconds(args)
         self._rewarder = Rewarder(args, grace)
 
     async def run_group(self, group: Sequence[Member], call: Call) -> list[Rollout]:
@@ -129,9 +129,9 @@ class RolloutRunner:
         hook = load_hook(path, "custom_generate_function_path") if path else self._generate
         base.session_id = base.session_id or uuid.uuid4().hex
         started = time.perf_counter()
-        result = await self._bounded(
-            run, call_generate(hook, self._args, base, call.params(base), call.evaluation)
-        )
+        work = call_generate(hook, self._args, base, dict(call.sampling_params), call.evaluation)
+        with call_seeds(call.seeds(base)):
+            result = await self._bounded(run, work)
         run.generate = time.perf_counter() - started
         run.fan_out = isinstance(result, list)
         run.take(checked_siblings(result, base, run.place))

@@ -25,6 +25,7 @@ from slime.rollout.policy import Synchronous
 from slime.rollout.runner import Call, Generate, RolloutRunner
 from slime.rollout.scheduler import Scheduler, Source
 from slime.rollout.state import GenerateState, engine_url
+from slime.rollout.tasks import rollout_seconds
 from slime.utils.types import Sample
 
 __all__ = [
@@ -186,7 +187,7 @@ async def _generate(
         engine=state.engine,
         tokenizer=state.tokenizer,
         max_context_len=limit,
-        timeout=float(getattr(args, "rollout_timeout", None) or 1800.0),
+        timeout=rollout_seconds(args),
         args=args,
     )
 

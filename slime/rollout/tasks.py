@@ -18,7 +18,14 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
 """How long cancelled code may clean up. Below 10 s, the time in which stuck work must be reported."""
 
+ROLLOUT_SECONDS = 1800.0
+
 _abandoned: dict[asyncio.Task[Any], str] = {}
+
+
+def rollout_seconds(args: Any) -> float:
+    """``--rollout-timeout``: the deadline of a rollout, and of hooks that see whole groups."""
+    return float(getattr(args, "rollout_timeout", None) or ROLLOUT_SECONDS)
 
 
 async def bounded(

@@ -4,8 +4,10 @@ import asyncio
 import copy
 import sys
 
-from slime.rollout.sglang_rollout import generate
+from slime.rollout.sglang_rollout import generate, generate_and_rm
 from slime.utils.types import Sample
+
+HERE = "tests.rollout.agent_hooks."
 
 
 def write(sample, ids=(11, 12), log_probs=(-0.5, -0.25)):
@@ -18,6 +20,34 @@ def write(sample, ids=(11, 12), log_probs=(-0.5, -0.25)):
 
 async def good(args, sample, sampling_params):
     return write(sample)
+
+
+async def spoils_params(args, sample, sampling_params):
+    sample.metadata["params"] = dict(sampling_params)
+    sampling_params["max_new_tokens"] = 0
+    return write(sample)
+
+
+async def asks_three_times(args, sample, sampling_params):
+    """Three candidates for one prompt: one by itself, two at once."""
+    first = await generate(args, copy.deepcopy(sample), dict(sampling_params))
+    drafts = [generate(args, copy.deepcopy(sample), dict(sampling_params)) for _ in range(2)]
+    await asyncio.gather(*drafts)
+    return first
+
+
+async def asks_by_rollout(args, sample, sampling_params):
+    """Two candidates, each as a rollout of its own."""
+    drafts = []
+    for _ in range(2):
+        draft = copy.deepcopy(sample)
+        draft.generate_function_path = HERE + "default_generate"
+        drafts.append(await generate_and_rm(args, draft, dict(sampling_params)))
+    return drafts[0]
+
+
+async def default_generate(args, sample, sampling_params):
+    return await generate(args, sample, sampling_params)
 
 
 async def mixed(args, sample, sampling_params):

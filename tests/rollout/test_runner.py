@@ -178,13 +178,14 @@ def test_evaluation_needs_no_tokens_and_is_passed_to_hooks_that_name_it():
     assert seen.member.metadata["evaluation"] is True
 
 
-def test_sampling_parameters_are_a_copy_with_a_seed_of_the_rollout():
+def test_sampling_parameters_are_a_copy_without_a_seed():
     shared = {"max_new_tokens": 8}
-    own = call(sampling_params=shared, seed=7).params(sample(index=4))
-    again = call(sampling_params=shared, seed=7).params(sample(index=4))
-    other = call(sampling_params=shared, seed=7).params(sample(index=5))
-    assert own == again
-    assert own["sampling_seed"] != other["sampling_seed"]
+
+    async def main():
+        one = runner(args(custom_generate_function_path=HOOKS + "spoils_params"))
+        return await one.run(sample(), call(sampling_params=shared, seed=7))
+
+    assert asyncio.run(main()).member.metadata["params"] == {"max_new_tokens": 8}
     assert shared == {"max_new_tokens": 8}
 
 

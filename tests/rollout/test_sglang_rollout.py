@@ -71,6 +71,32 @@ def test_law_1_the_training_ids_are_the_engines_answer_behind_the_prompt():
             assert sample.rollout_log_probs == [scripted_logprob(token) for token in sample.tokens[-2:]]
 
 
+def seeds_of_a_step(hook=None):
+    """Prompt -> seeds of its calls, in order, in a step of two groups of one rollout."""
+    with scripted() as server:
+        step(server, ListSource(size=1), custom_generate_function_path=hook)
+        calls = list(server.engine.calls)
+    by_prompt = {}
+    for call in calls:
+        by_prompt.setdefault(call.prompt, []).append(call.params.sampling_seed)
+    return by_prompt
+
+
+@pytest.mark.parametrize(("hook", "asked"), [("asks_three_times", 3), ("asks_by_rollout", 2)])
+def test_each_engine_call_of_a_rollout_has_a_seed_of_its_own_that_a_repeat_gives_again(hook, asked):
+    seeds = seeds_of_a_step(HOOKS + hook)
+    every = [seed for calls in seeds.values() for seed in calls]
+    assert len(every) == len(set(every)) == 2 * asked
+    assert {prompt: sorted(calls) for prompt, calls in seeds_of_a_step(HOOKS + hook).items()} == {
+        prompt: sorted(calls) for prompt, calls in seeds.items()
+    }
+
+
+def test_a_rollout_of_one_call_has_the_seed_of_its_index():
+    seeds = seeds_of_a_step()
+    assert sorted(seeds.values()) == [[42 * 1_000_003], [42 * 1_000_003 + 1]]
+
+
 def test_law_2_every_row_carries_its_ids_under_fan_out():
     with scripted() as server:
         output = step(server, ListSource(), custom_generate_function_path=HOOKS + "fans_out")

@@ -44,7 +44,7 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
             place=sample_name(sample),
             remedy="set --rm-type or --custom-rm-path, or metadata.rm_type in the data",
         )
-    value = await builtin_reward(rm_type.strip(), args, sample, _timeout(args))
+    value = await builtin_reward(rm_type.strip(), args, sample, reward_seconds(args))
     return checked_reward(value, source=f"reward {rm_type!r}", sample=sample, args=args)
 
 
@@ -94,7 +94,7 @@ async def _group(path: str | None, args: Any, samples: list[Sample], kwargs: dic
 async def _custom(path: str, args: Any, target: Any, place: str, kwargs: dict[str, Any]) -> Any:
     """The raw value of a reward hook, under the deadline of --reward-timeout."""
     hook = load_hook(path, "custom_rm_path")
-    seconds = _timeout(args)
+    seconds = reward_seconds(args)
     try:
         async with asyncio.timeout(seconds) as deadline:
             return await run_hook(hook, flag_name("custom_rm_path"), (args, target), kwargs)
@@ -110,5 +110,6 @@ async def _custom(path: str, args: Any, target: Any, place: str, kwargs: dict[st
         raise RewardError(f"{path}: {error}", place=place) from error
 
 
-def _timeout(args: Any) -> float:
+def reward_seconds(args: Any) -> float:
+    """``--reward-timeout``: the deadline of one reward."""
     return float(getattr(args, "reward_timeout", None) or DEFAULT_TIMEOUT_S)

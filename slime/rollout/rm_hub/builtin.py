@@ -20,6 +20,8 @@ from slime.utils.types import Sample
 
 BOXED = "boxed_"
 REMOTE_RETRIES = 9
+DEFAULT_WORKERS = 2
+"""As the flag's default."""
 
 CHECKS = {
     "math": "slime.rollout.rm_hub.math_utils.math_reward",
@@ -61,7 +63,7 @@ async def _check(path: str, args: Any, sample: Sample, response: str, timeout_s:
         raise RewardError(
             "has no label to check against", place=sample_name(sample), remedy="set --label-key"
         )
-    pool = shared_pool(int(getattr(args, "reward_num_workers", None) or 1))
+    pool = shared_pool(int(getattr(args, "reward_num_workers", None) or DEFAULT_WORKERS))
     return await pool.run(path, (response, str(sample.label)), timeout_s=timeout_s, place=sample_name(sample))
 
 

@@ -1,12 +1,15 @@
 """Key-value memory of the sequences that decode: arenas by length class.
 
 Invariant: the live slots of an arena are 0..B-1 without holes (a removed slot is filled by the last one), so
-that attention reads plain views and never gathers. A sequence lives in the smallest class that holds it.
+that attention reads plain views and never gathers, and that all their memory holds finite numbers, because it
+reads behind a sequence too. A sequence lives in the smallest class that holds it.
 Knows nothing of models, requests or prefixes; a slot's owner is any object.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -51,10 +54,10 @@ class Arena:
 
     def _allocate(self, slots: int) -> None:
         shape = self.shape
-        self.slots = slots
-        self.memory = torch.empty(
+        self.memory = _zeros(
             shape.layers, 2, slots, shape.kv_heads, self.length, shape.dim, dtype=shape.dtype
         )
+        self.slots = slots
         rows = slots * shape.kv_heads
         self._flat = [[half.view(rows * self.length, shape.dim) for half in layer] for layer in self.memory]
         self._heads = [[half.view(rows, self.length, shape.dim) for half in layer] for layer in self.memory]
@@ -150,6 +153,10 @@ class KVCache(Generic[Owner]):
         last.slot = place.slot
         places[last.slot] = last
 
+    def wipe(self, place: Place[Owner]) -> None:
+        """Forget what the slot holds, the position being filled included: it may not be finite."""
+        place.arena.slot(place.slot)[:, :, :, : place.filled + 1] = 0
+
     def clear(self) -> None:
         """Free all memory. No sequence may be live."""
         self._arenas.clear()
@@ -199,6 +206,15 @@ class KVCache(Generic[Owner]):
 
 def _width(places: list[Place[Owner]]) -> int:
     return max((place.filled for place in places), default=0)
+
+
+def _zeros(*sizes: int, dtype: torch.dtype) -> Tensor:
+    """Zeroed memory from the system; unlike with `torch.zeros`, a page costs nothing until written to."""
+    count = math.prod(sizes) * dtype.itemsize
+    if not count:
+        return torch.empty(sizes, dtype=dtype)
+    pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(sizes)
 
 
 def copy_pieces(target: Tensor, pieces: list[Tensor]) -> int:

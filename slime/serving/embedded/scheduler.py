@@ -109,6 +109,8 @@ class Scheduler:
     def discard(self, sequences: Iterable[Sequence]) -> None:
         """Take out live requests whose keys and values cannot be trusted."""
         for sequence in sequences:
+            if sequence.place is not None:
+                self._cache.wipe(sequence.place)
             self._release(sequence)
 
     def retract(self, sequence: Sequence) -> None:

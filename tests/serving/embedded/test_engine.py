@@ -428,6 +428,18 @@ def test_logits_that_are_not_finite_fail_the_request(own_engine):
     assert one(own_engine, PROMPT).finish_reason["type"] == "length"
 
 
+def test_a_request_after_broken_weights_is_not_poisoned_by_the_slot(own_engine):
+    bad = weights_of(1)
+    bad["model.embed_tokens.weight"] = torch.full_like(bad["model.embed_tokens.weight"], float("nan"))
+    running_on = send(own_engine, request(PROMPT, max_new_tokens=150, stream=True))
+    running_on.tokens(100)
+    own_engine.update_weights(bad.items(), "1", alias=False, flush=True)
+    assert "not finite" in running_on.result().finish_reason["message"]
+    own_engine.update_weights(weights_of(1).items(), "2", alias=False, flush=True)
+    updates = generate(own_engine, [request(PROMPT), request(range(3, 203))])
+    assert [update.finish_reason["type"] for update in updates] == ["length", "length"]
+
+
 def test_failing_listener_harms_nobody(engine):
     called = threading.Event()
 

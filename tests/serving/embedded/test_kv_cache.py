@@ -1,10 +1,14 @@
 """Arenas keep every sequence's keys and values through growth, moves and removals."""
 
+import mmap
+from pathlib import Path
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.serving.embedded.kv_cache import SMALLEST_CLASS, KVCache, KVShape
+from slime.serving.embedded.attention import AttentionOptions, DecodeGroup
+from slime.serving.embedded.kv_cache import SMALLEST_CLASS, Arena, KVCache, KVShape
 
 SHAPE = KVShape(layers=2, kv_heads=2, dim=4, dtype=torch.float32)
 
@@ -80,3 +84,44 @@ def test_classes_double_and_end_at_the_context():
     cache = KVCache(SHAPE, 700)
     lengths = [cache.add(None, [stretch(0, n)]).arena.length for n in (1, 255, 256, 511, 512, 699)]
     assert lengths == [SMALLEST_CLASS, 256, 512, 512, 700, 700]
+
+
+def test_memory_that_others_left_behind_reaches_no_sequence():
+    size = SHAPE.layers * 2 * 2 * SHAPE.kv_heads * SMALLEST_CLASS * SHAPE.dim
+    poison = [torch.full((size,), float("nan")) for _ in range(8)]
+    poison.clear()
+    cache = KVCache(SHAPE, 512, slots=2)
+    for length in (3, 250):
+        cache.add(length, [stretch(length, length)])
+    assert decode(cache).isfinite().all()
+
+
+def test_a_wiped_slot_harms_no_later_owner():
+    cache = KVCache(SHAPE, 512, slots=2)
+    places = [cache.add(i, [stretch(i, 200)]) for i in range(2)]
+    slot = places[1].arena.slot(1)
+    slot[:, :, :, :201] = float("nan")
+    cache.wipe(places[1])
+    cache.remove(places[1])
+    cache.add(2, [stretch(2, 3)])
+    assert decode(cache).isfinite().all()
+
+
+def decode(cache):
+    """Attention of a new token of every sequence of the first arena."""
+    (arena, places), *_ = cache.groups()
+    positions = torch.tensor([place.filled for place in places])
+    group = DecodeGroup(arena, positions, int(positions.max()) + 1)
+    rows = torch.ones(len(places), SHAPE.kv_heads, SHAPE.dim)
+    return group.attend(0, rows, rows, rows, AttentionOptions(1.0, None, None))
+
+
+def test_memory_not_written_to_costs_nothing():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    arena = Arena(SHAPE, 2**20)
+    arena.renew(8, 0, 0)
+    assert arena.memory.nbytes == 2**30
+    assert resident() - before < 2**26

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from slime.backends.folder import MARKER, mark, may_replace
 from slime.errors import ModelError
 
 
@@ -25,7 +26,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("output", type=Path, help="Hugging Face folder to write")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--force", action="store_true", help="write anew where OUTPUT exists")
+    parser.add_argument("--force", action="store_true", help="write anew where an earlier conversion is")
     options = parser.parse_args(argv)
     convert(options.source, options.output, dtype=options.dtype, force=options.force)
     return 0
@@ -35,19 +36,27 @@ def convert(source: str, output: Path, *, dtype: str = "float32", force: bool = 
     """Write the model of `source` as a Hugging Face folder; the folder appears whole or not at all.
 
     Raises:
-        ModelError: source missing or not GGUF, or OUTPUT exists and is not a model folder.
+        ModelError: source missing or not GGUF, or OUTPUT exists and is not a model folder (with `force`: not
+            one that slime wrote).
     """
     if output.exists() and not force:
         if (output / "config.json").is_file():
             print(f"slime convert: {output} is there already (--force writes it anew)")
             return
         raise ModelError("exists and is not a model folder", place=str(output), remedy="name another folder")
+    if not may_replace(output):
+        raise ModelError(
+            f"exists and was not written by slime (it has no file {MARKER}), so --force does not replace it",
+            place=str(output),
+            remedy="name a folder that does not exist yet, or move this one away",
+        )
     gguf_file = find_gguf(source)
     print(f"slime convert: {gguf_file.name} -> {output} ({dtype})", flush=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=output.name + ".", dir=output.parent))
     try:
         _write_folder(gguf_file, staging, dtype)
+        mark(staging)
         shutil.rmtree(output, ignore_errors=True)
         staging.chmod(0o755)
         staging.rename(output)

@@ -56,3 +56,19 @@ def test_what_is_no_checkpoint_is_said(tmp_path):
     (tmp_path / "e" / "trainer.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
         read_checkpoint(tmp_path / "e")
+
+
+def test_only_what_slime_wrote_is_replaced(tmp_path):
+    mine = tmp_path / "models"
+    (mine / "llama").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="was not written by slime") as caught:
+        write_checkpoint(mine, CONTENT)
+    assert str(mine) in str(caught.value) and "remedy" in str(caught.value)
+    assert [path.name for path in mine.iterdir()] == ["llama"]
+    (mine / "llama").rmdir()
+    write_checkpoint(mine, CONTENT)
+    write_checkpoint(mine, CONTENT)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="was not written by slime"):
+        write_checkpoint(tmp_path / "file", CONTENT)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -48,6 +48,18 @@ def test_convert_never_writes_over_another_folder(tmp_path):
         convert("package:yaml", tmp_path / "mine")
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "config.json"])
+def test_force_replaces_nothing_that_slime_did_not_write(tmp_path, name):
+    source, mine = tmp_path / "m.gguf", tmp_path / "mine"
+    source.write_bytes(b"GGUF")
+    mine.mkdir()
+    (mine / name).write_text("{}")
+    with pytest.raises(ModelError, match="was not written by slime") as caught:
+        convert(str(source), mine, force=True)
+    assert str(mine) in str(caught.value) and "remedy" in str(caught.value)
+    assert [path.name for path in mine.iterdir()] == [name]
+
+
 def test_view_wants_a_run(tmp_path):
     with pytest.raises(DataError, match="holds no metrics.jsonl"):
         steps_table(tmp_path)

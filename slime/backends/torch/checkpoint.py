@@ -1,6 +1,7 @@
 """Checkpoints on disk: safetensors and JSON, written whole or not at all.
 
-Invariant: a folder with a manifest is complete; it appears by one rename. No pickle is written or read.
+Invariant: a folder with a manifest is complete; it appears by one rename, and replaces only a folder that
+slime wrote. No pickle is written or read.
 Knows tensors by name; knows no trainer.
 """
 
@@ -20,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from slime.backends.folder import MARKER, mark, may_replace
 from slime.errors import CheckpointError
 
 MANIFEST = "trainer.json"
@@ -44,11 +46,11 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write below `folder`, replacing what is there.
+    """Write below `folder`, replacing what slime wrote there before.
 
     Raises:
-        CheckpointError: no space, or the folder cannot be written. Nothing half-written is left, and an
-            earlier checkpoint in `folder` stays as it was.
+        CheckpointError: no space, the folder cannot be written, or it holds something that slime did not
+            write. Nothing half-written is left, and what is in `folder` stays as it was.
     """
     parts = {"model": checkpoint.weights, "optimizer": checkpoint.optimizer, "rng": checkpoint.rng}
 
@@ -94,6 +96,12 @@ def write_folder(folder: Path, write: Callable[[Path], None], needed: int) -> No
         CheckpointError: see `write_checkpoint`.
     """
     folder = folder.absolute()
+    if not may_replace(folder):
+        raise CheckpointError(
+            f"exists and was not written by slime (it has no file {MARKER}), so it is not replaced",
+            place=str(folder),
+            remedy="name a folder that does not exist yet, or move this one away",
+        )
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -103,6 +111,7 @@ def write_folder(folder: Path, write: Callable[[Path], None], needed: int) -> No
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         write(partial)
+        mark(partial)
         _sync(partial)
         _replace(partial, folder)
     except (OSError, SafetensorError) as error:

@@ -23,6 +23,7 @@ class StepRow:
     Attributes:
         advantages, old_log_probs, ref_log_probs: one per response token. `old_log_probs` None means that the
             step is exactly on-policy and the current log-probs, detached, are the old ones.
+        stale: an older policy than the newest of the batch sampled it, so its old log-probs are the engine's.
         weight: factor on the sum of this row's masked token losses. Weights are computed over the whole step
             before packing, so the loss of the step is the plain sum over rows and does not depend on cuts.
     """
@@ -32,6 +33,7 @@ class StepRow:
     weight: float
     old_log_probs: tuple[float, ...] | None = None
     ref_log_probs: tuple[float, ...] | None = None
+    stale: bool = False
 
 
 class Trainer(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from slime.backends.base import StepRow, Trainer
@@ -53,8 +54,9 @@ def train_on_rollouts(
 ) -> RolloutUpdate:
     """Train on all samples of a rollout, in steps of `rollouts_per_step` rollouts.
 
-    Old log-probs are the engine's with ``--use-rollout-logprobs``. Otherwise the first step, which is exactly
-    on-policy, reuses its own, and those of later steps are computed before the weights move.
+    Old log-probs are the engine's with ``--use-rollout-logprobs``, and always for stale rows, which an older
+    policy than the newest of the batch sampled. Of the others, those in the first step are exactly on-policy
+    and reuse their own, and those in later steps are computed before the weights move.
 
     Raises:
         RolloutFailedError: no sample votes.
@@ -68,29 +70,41 @@ def train_on_rollouts(
     steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
     if not steps:
         raise RolloutFailedError("no sample of the rollout can train: all failed or were removed")
-    old = _old_log_probs(trainer, steps, algorithm)
+    newest = max(sample.policy_version for sample in samples)
+    stale = frozenset(s.index for s in _flat(steps) if s.policy_version < newest and s.trained_tokens)
+    old = _old_log_probs(trainer, steps, stale, algorithm)
     reference = _log_probs(trainer, _flat(steps), reference=True) if algorithm.use_kl_loss else {}
     metrics = [
-        trainer.step(_step_rows(step, advantages, old, reference, algorithm.calculate_per_token_loss))
+        trainer.step(_step_rows(step, advantages, old, reference, stale, algorithm.calculate_per_token_loss))
         for step in steps
     ]
-    return RolloutUpdate(steps=metrics, rollout=_rollout_metrics(samples, advantages, len(steps)))
+    rollout = _rollout_metrics(samples, advantages) | {
+        "steps": float(len(steps)),
+        "stale_rows": float(len(stale)),
+    }
+    return RolloutUpdate(steps=metrics, rollout=rollout)
 
 
 def _old_log_probs(
-    trainer: Trainer, steps: Sequence[Sequence[TrainSample]], algorithm: AlgorithmConfig
+    trainer: Trainer,
+    steps: Sequence[Sequence[TrainSample]],
+    stale: AbstractSet[int],
+    algorithm: AlgorithmConfig,
 ) -> LogProbs:
     if algorithm.use_rollout_logprobs:
-        return {sample.index: _recorded(sample) for sample in _flat(steps)}
-    return _log_probs(trainer, _flat(steps[1:]), reference=False)
+        return {sample.index: _recorded(sample, "--use-rollout-logprobs needs") for sample in _flat(steps)}
+    older = [sample for sample in _flat(steps) if sample.index in stale]
+    recorded = {s.index: _recorded(s, f"a row of older policy {s.policy_version} needs") for s in older}
+    later = [sample for sample in _flat(steps[1:]) if sample.index not in stale]
+    return {**recorded, **_log_probs(trainer, later, reference=False)}
 
 
-def _recorded(sample: TrainSample) -> tuple[float, ...]:
+def _recorded(sample: TrainSample, reason: str) -> tuple[float, ...]:
     if sample.rollout_log_probs is None:
         raise DataError(
-            "it carries no engine log-probs, which --use-rollout-logprobs needs",
+            f"it carries no engine log-probs, which {reason}",
             place=f"sample {sample.index}",
-            remedy="let the generate hook record them, or train without the flag",
+            remedy="let the generate hook record them",
         )
     return sample.rollout_log_probs
 
@@ -104,7 +118,12 @@ def _log_probs(trainer: Trainer, samples: Sequence[TrainSample], *, reference: b
 
 
 def _step_rows(
-    step: Sequence[TrainSample], advantages: Advantages, old: LogProbs, reference: LogProbs, per_token: bool
+    step: Sequence[TrainSample],
+    advantages: Advantages,
+    old: LogProbs,
+    reference: LogProbs,
+    stale: AbstractSet[int],
+    per_token: bool,
 ) -> list[StepRow]:
     weights = row_weights(step, per_token=per_token)
     return [
@@ -114,28 +133,26 @@ def _step_rows(
             weight=weights[sample.index],
             old_log_probs=old.get(sample.index),
             ref_log_probs=reference.get(sample.index),
+            stale=sample.index in stale,
         )
         for sample in step
     ]
 
 
-def _rollout_metrics(samples: Sequence[TrainSample], advantages: Advantages, steps: int) -> dict[str, float]:
-    rewards = list(advantages.rollout_rewards.values())
+def _rollout_metrics(samples: Sequence[TrainSample], advantages: Advantages) -> dict[str, float]:
     values = list(advantages.by_index.values())
     equal = sum(advantages.zero_std_groups.values())
     return {
-        "raw_reward": statistics.fmean(rewards),
         "advantages": statistics.fmean(values),
         "advantages_abs": statistics.fmean(map(abs, values)),
         "groups": float(advantages.groups),
         "zero_std/count": float(equal),
         "zero_std/ratio": equal / advantages.groups,
-        "rollouts": float(len(rewards)),
+        "rollouts": float(len(advantages.rollout_rewards)),
         "samples": float(len(values)),
         "samples_without_vote": float(len(samples) - len(values)),
         "tokens": float(sum(sample.trained_tokens for sample in samples)),
-        "steps": float(steps),
-    } | {f"zero_std/count_{reward:g}": float(n) for reward, n in advantages.zero_std_groups.items()}
+    }
 
 
 def _merge(name: str, values: Sequence[float]) -> float:

@@ -1,10 +1,12 @@
 """Which rollouts make an optimizer step.
 
-Invariant: whole rollouts only, every rollout in exactly one step, and the last, incomplete step counts.
+Invariant: whole rollouts only, every rollout in exactly one step, and steps of nearly equal size: each moves
+the weights at the full rate, so none may rest on a remainder.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -12,9 +14,9 @@ from slime.train.batch import TrainSample
 
 
 def split_steps(samples: Sequence[TrainSample], *, rollouts_per_step: int) -> list[list[TrainSample]]:
-    """Steps of `rollouts_per_step` voting rollouts, by ascending rollout id; the last may be smaller.
+    """Voting rollouts by ascending id, dealt evenly over ceil(rollouts / `rollouts_per_step`) steps.
 
-    Rows that do not vote are in no step.
+    Sizes of steps differ by one rollout at most. Rows that do not vote are in no step.
 
     Raises:
         ValueError: `rollouts_per_step` below one.
@@ -26,7 +28,9 @@ def split_steps(samples: Sequence[TrainSample], *, rollouts_per_step: int) -> li
         if sample.votes:
             rollouts[sample.rollout_id].append(sample)
     ids = sorted(rollouts)
+    count = -(-len(ids) // rollouts_per_step)
+    bounds = [-(-len(ids) * step // count) for step in range(count + 1)] if count else []
     return [
-        [sample for rollout in ids[start : start + rollouts_per_step] for sample in rollouts[rollout]]
-        for start in range(0, len(ids), rollouts_per_step)
+        [sample for rollout in ids[start:stop] for sample in rollouts[rollout]]
+        for start, stop in itertools.pairwise(bounds)
     ]

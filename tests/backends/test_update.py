@@ -37,8 +37,8 @@ def test_one_on_policy_step_reuses_its_own_log_probs():
 
 def test_later_steps_get_log_probs_from_before_the_first():
     recorder, result = update(group_samples(), 4)
-    assert recorder.asked == [(False, [4, 5])]
-    assert [len(rows) for rows in recorder.steps] == [4, 2]
+    assert recorder.asked == [(False, [3, 4, 5])]
+    assert [len(rows) for rows in recorder.steps] == [3, 3]
     assert all(row.old_log_probs == (-1.0,) * row.sample.response_length for row in recorder.steps[1])
     assert [sum(row.weight * row.sample.trained_tokens for row in rows) for rows in recorder.steps] == [
         pytest.approx(1.0)
@@ -73,9 +73,43 @@ def test_samples_that_cannot_train_are_errors():
 def test_rollout_metrics_count_groups_without_signal():
     samples = [replace(s, reward=0.5) if s.group_index == 0 else s for s in group_samples()]
     _, result = update([*samples, replace(samples[0], index=9, rollout_id=9, votes=False)], 6)
-    assert result.rollout["zero_std/count_0.5"] == 1
+    assert result.rollout["zero_std/count"] == 1
     assert result.rollout["zero_std/ratio"] == 0.5
     assert result.rollout["samples_without_vote"] == 1
+
+
+def test_what_the_rollout_side_reports_is_not_reported_again():
+    _, result = update([replace(s, reward=0.5) for s in group_samples()], 6)
+    assert "raw_reward" not in result.rollout
+    assert [name for name in result.rollout if name.startswith("zero_std/count_")] == []
+
+
+@pytest.mark.parametrize("size", [6, 2])
+def test_rows_of_an_older_policy_are_not_taken_for_on_policy(size):
+    samples = [replace(s, policy_version=7 if s.index in (1, 4) else 8) for s in group_samples()]
+    recorder, result = update(samples, size)
+    rows = [row for step in recorder.steps for row in step]
+    stale = [row for row in rows if row.sample.index in (1, 4)]
+    assert all(row.stale and row.old_log_probs == row.sample.rollout_log_probs for row in stale)
+    assert not any(row.stale for row in rows if row not in stale)
+    assert all(row.old_log_probs is None for row in recorder.steps[0] if row not in stale)
+    assert recorder.asked == ([] if size == 6 else [(False, [2, 3, 5])])
+    assert result.metrics()["rollout/stale_rows"] == 2.0
+    silent = [replace(s, rollout_log_probs=None) for s in samples]
+    with pytest.raises(DataError, match="older policy 7") as caught:
+        update(silent, size)
+    assert "sample 1" in str(caught.value)
+
+
+def test_rows_of_an_older_policy_do_not_count_in_the_gap_to_the_engine(tiny_dir):
+    trainer = make_trainer(tiny_dir)
+    samples = group_samples()
+    exact = trainer.log_probs(samples)
+    fresh = [replace(s, rollout_log_probs=tuple(v)) for s, v in zip(samples[1:], exact[1:], strict=True)]
+    mixed = [samples[0], *(replace(sample, policy_version=1) for sample in fresh)]
+    result = train_on_rollouts(trainer, mixed, algorithm=AlgorithmConfig(), rollouts_per_step=6)
+    assert result.steps[0]["train_rollout_logprob_max_diff"] < 1e-5
+    assert result.steps[0]["ppo_kl"] != 0.0
 
 
 def test_the_gap_to_the_engine_is_that_of_the_first_policy_in_every_step(tiny_dir):

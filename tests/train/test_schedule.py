@@ -14,8 +14,11 @@ def test_every_rollout_is_whole_and_in_exactly_one_step(cuts, size, seed):
     steps = split_steps(samples, rollouts_per_step=size)
     assert sorted(s.index for step in steps for s in step) == sorted(s.index for s in samples)
     members = [{s.rollout_id for s in step} for step in steps]
-    assert all(len(ids) == size for ids in members[:-1])
-    assert 0 < len(members[-1]) <= size
+    sizes = [len(ids) for ids in members]
+    assert len(sizes) == -(-len(cuts) // size)
+    assert max(sizes) <= size
+    assert max(sizes) - min(sizes) <= 1
+    assert [rollout for ids in members for rollout in sorted(ids)] == list(range(len(cuts)))
     shuffled = random.Random(seed).sample(samples, len(samples))
     again = split_steps(shuffled, rollouts_per_step=size)
     assert [{s.rollout_id for s in step} for step in again] == members

@@ -25,12 +25,12 @@ class StepTokens:
 
     Attributes:
         weight: each token's factor in the loss.
-        recorded: True where the engine's log-prob is known.
+        comparable: True where the engine's log-prob is known, and the policy is the one that the engine had.
     """
 
     policy: PolicyTokens
     weight: torch.Tensor
-    recorded: torch.Tensor
+    comparable: torch.Tensor
 
     @classmethod
     def of(cls, rows: Sequence[StepRow], log_probs: torch.Tensor, entropy: torch.Tensor) -> StepTokens:
@@ -59,7 +59,8 @@ class StepTokens:
             rollout_log_probs=rollout,
         )
         weight = column([[row.weight] * row.sample.response_length for row in rows])
-        return cls(policy, weight, ~rollout.isnan())
+        stale = column([[float(row.stale)] * row.sample.response_length for row in rows])
+        return cls(policy, weight, ~rollout.isnan() & (stale == 0))
 
 
 class StepSums:
@@ -80,13 +81,13 @@ class StepSums:
         self._tokens += len(tokens.weight)
         self._computed += computed
         _add_weighted(self._sums, metrics, tokens.weight)
-        if not bool(tokens.recorded.any()):
+        if not bool(tokens.comparable.any()):
             return
         ours = tokens.policy.old_log_probs if self._gap_from_old else tokens.policy.log_probs.detach()
         engine = tokens.policy.rollout_log_probs
         assert engine is not None
-        terms = gap_terms(ours[tokens.recorded], engine[tokens.recorded])
-        weight = tokens.weight[tokens.recorded]
+        terms = gap_terms(ours[tokens.comparable], engine[tokens.comparable])
+        weight = tokens.weight[tokens.comparable]
         _add_weighted(self._gap_sums, terms, weight)
         self._gap_weight += weight.sum().item()
         self._gap_max = max(self._gap_max, terms["abs_diff"].max().item())

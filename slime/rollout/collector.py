@@ -7,7 +7,7 @@ that says why. Knows nothing of tasks or data sources.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from slime.errors import RolloutFailedError
@@ -17,10 +17,10 @@ from slime.rollout.group_run import GroupRun
 from slime.rollout.outcome import MemberGroup
 
 PROMPTS_PER_WANTED = 64
-"""A step that has drawn this many prompts for each one that it wants is not going to fill."""
+"""A step that has judged this many groups for each one that it wants is not going to fill."""
 TOO_FEW_VALID = "too_few_valid"
 
-Judge = Callable[[MemberGroup, int, int], str | None]
+Judge = Callable[[MemberGroup, int, int], Awaitable[str | None]]
 """(valid members, groups outstanding, groups wanted) -> why the group is dropped, or None."""
 
 
@@ -32,7 +32,6 @@ class Collector:
         accepted: groups of the batch.
         seen: all groups judged, dropped ones too.
         drops: dropped groups by reason.
-        drawn: prompts taken from the data source.
     """
 
     step: int
@@ -43,20 +42,25 @@ class Collector:
     accepted: list[GroupRun] = field(default_factory=list)
     seen: list[GroupRun] = field(default_factory=list)
     drops: Counter[str] = field(default_factory=Counter)
-    drawn: int = 0
 
-    def settle(self, run: GroupRun, still_running: int) -> None:
-        """Accept or drop a finished group.
+    async def drop_reason(self, run: GroupRun, still_running: int) -> str | None:
+        """Why a finished group is to be dropped, or None. Changes nothing.
 
         Args:
             still_running: groups that may yet be accepted, without this one.
+        """
+        if len(run.valid_members) < min(2, len(run.rollouts)):
+            return TOO_FEW_VALID
+        return await self.judge(run.valid_members, len(self.accepted) + still_running + 1, self.wanted)
+
+    def settle(self, run: GroupRun, reason: str | None) -> None:
+        """Accept a finished group, or drop it for this reason.
 
         Raises:
             RolloutFailedError: too many rollouts of the step failed.
         """
         self.seen.append(run)
         self.budget.record(run.rollouts)
-        reason = self._drop_reason(run, len(self.accepted) + still_running + 1)
         if reason is None:
             self.accepted.append(run)
         else:
@@ -64,15 +68,15 @@ class Collector:
             run.settle(self.ledger, Fate.FILTERED, reason)
         self.budget.check()
 
-    def check_drawn(self) -> None:
-        """Stop a step that draws prompts without end.
+    def check_judged(self) -> None:
+        """Stop a step that drops groups without end; prompts whose rollouts still run do not count.
 
         Raises:
             RolloutFailedError: with the drops and failures by reason.
         """
-        if self.drawn >= PROMPTS_PER_WANTED * self.wanted:
+        if len(self.seen) >= PROMPTS_PER_WANTED * self.wanted:
             raise RolloutFailedError(
-                f"{self.drawn} prompts gave only {self.standing()}",
+                f"{len(self.seen)} prompts gave only {self.standing()}",
                 place=f"rollout step {self.step}",
                 remedy="the prompts are too easy, too hard or failing for this model; see filter and reward",
             )
@@ -82,8 +86,3 @@ class Collector:
         drops = ", ".join(f"{reason} {count}" for reason, count in self.drops.most_common())
         dropped = f"; groups dropped: {drops}" if drops else ""
         return f"{len(self.accepted)} of {self.wanted} groups{dropped}{self.budget.summary()}"
-
-    def _drop_reason(self, run: GroupRun, outstanding: int) -> str | None:
-        if len(run.valid_members) < min(2, len(run.rollouts)):
-            return TOO_FEW_VALID
-        return self.judge(run.valid_members, outstanding, self.wanted)

@@ -8,6 +8,7 @@ Knows groups, outcomes and a runner; nothing of engines, rewards or training.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from slime.rollout.group_run import GroupRun, copy_of, with_ids
 from slime.rollout.inflight import IN_FLIGHT, InFlight
 from slime.rollout.outcome import Member, MemberGroup, Rollout
 from slime.rollout.policy import Leftover, Policy, View
+
+logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -57,7 +60,7 @@ Finish = Callable[[list[GroupRun], list[GroupRun]], Coroutine[Any, Any, None]]
 """(accepted, seen): hooks of the full batch."""
 
 
-def keep_all(group: MemberGroup, outstanding: int, wanted: int) -> str | None:
+async def keep_all(group: MemberGroup, outstanding: int, wanted: int) -> str | None:
     """The filter that drops nothing."""
     return None
 
@@ -102,8 +105,8 @@ class Scheduler:
     async def __aenter__(self) -> Scheduler:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._leave(Leftover.REQUEUE)
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        await self._leave(Leftover.REQUEUE, error)
 
     @property
     def in_flight(self) -> int:
@@ -133,9 +136,9 @@ class Scheduler:
             await self._leave(self._policy.at_close(self._view(len(batch.accepted))))
             if self._finish is not None:
                 await self._finish(batch.accepted, batch.seen)
-        except BaseException:
-            self._give_back(batch.accepted)
-            await self._leave(Leftover.REQUEUE)
+        except BaseException as error:
+            self._finished.extend(batch.accepted)
+            await self._leave(Leftover.REQUEUE, error)
             raise
         return self._closed(batch)
 
@@ -152,18 +155,17 @@ class Scheduler:
             if not self._finished:
                 self._admit(batch)
                 await self._wait_for_groups(batch)
-            run = self._finished.popleft()
-            batch.settle(run, len(self._running) + len(self._finished))
+            run = self._finished[0]
+            reason = await batch.drop_reason(run, len(self._running) + len(self._finished) - 1)
+            batch.settle(self._finished.popleft(), reason)
             self._inflight.progress = (len(batch.accepted), self._wanted)
 
     def _admit(self, batch: Collector) -> None:
         count = self._policy.admit(self._view(len(batch.accepted)))
         if count <= 0:
             return
-        batch.check_drawn()
-        groups = self._source.get_samples(count)
-        batch.drawn += len(groups)
-        for group in groups:
+        batch.check_judged()
+        for group in self._source.get_samples(count):
             members = with_ids(group)
             run = GroupRun([copy_of(member) for member in members], self.ledger.submit(len(members)))
             task = asyncio.create_task(self._run_group(members, batch.step))
@@ -180,8 +182,8 @@ class Scheduler:
             run, run.rollouts = self._running[task], task.result()
             self._finished.append(self._running.pop(task))
 
-    async def _leave(self, leftover: Leftover) -> None:
-        """Do with everything in flight what `leftover` says."""
+    async def _leave(self, leftover: Leftover, cause: BaseException | None = None) -> None:
+        """Do with everything in flight what `leftover` says; `cause` is the error that ends the step."""
         if leftover is Leftover.KEEP:
             return
         if leftover is Leftover.REQUEUE:
@@ -189,29 +191,38 @@ class Scheduler:
                 task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        errors = [self._harvest(task, self._running.pop(task)) for task in list(self._running)]
+        ended = [(task, self._running.pop(task)) for task in list(self._running)]
+        errors = [error for task, run in ended if (error := self._harvest(task, run)) is not None]
+        back = [run.fresh for _, run in ended if not run.rollouts]
         if leftover is Leftover.REQUEUE:
-            self._give_back(self._finished)
+            back += [run.resumable() for run in self._finished]
+            for run in self._finished:
+                run.settle(self.ledger, Fate.REQUEUED)
             self._finished.clear()
-        for error in filter(None, errors):
-            raise error
+        first = cause or next(iter(errors), None)
+        self._give_back(back, first)
+        if first is not None and first is not cause:
+            raise first
 
     def _harvest(self, task: asyncio.Task[list[Rollout]], run: GroupRun) -> BaseException | None:
-        """Take up an ended task: its rollouts, or its prompt, fresh. Returns the task's own error."""
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None:
+        """Take up an ended task. Returns the task's own error."""
+        if task.cancelled() or task.exception() is not None:
             run.settle(self.ledger, Fate.REQUEUED)
-            self._source.add_samples([run.fresh])
-        else:
-            run.rollouts = task.result()
-            self._finished.append(run)
-        return error
+            return None if task.cancelled() else task.exception()
+        run.rollouts = task.result()
+        self._finished.append(run)
+        return None
 
-    def _give_back(self, runs: Iterable[GroupRun]) -> None:
-        """Return finished groups to the source, with their rewards."""
-        for run in runs:
-            run.settle(self.ledger, Fate.REQUEUED)
-            self._source.add_samples([run.resumable()])
+    def _give_back(self, groups: Iterable[MemberGroup], cause: BaseException | None) -> None:
+        """Return groups to the source. Where an error ends the step, a refusal does not hide it."""
+        try:
+            for group in groups:
+                self._source.add_samples([group])
+        except Exception as refusal:
+            if cause is None:
+                raise
+            cause.add_note(f"the groups in flight could not go back to the data source: {refusal}")
+            logger.warning("groups in flight could not go back to the data source: %s", refusal)
 
     def _closed(self, batch: Collector) -> Batch:
         for run in batch.accepted:

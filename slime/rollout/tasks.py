@@ -7,9 +7,12 @@ cancellation; only code that blocks the event loop itself can hold it (the watch
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import logging
-from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar, cast
 
 from slime.errors import DeadlineError, HookError
 
@@ -71,6 +74,29 @@ async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if tasks:
             await asyncio.wait(tasks)
         raise
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """The value of a function that may block. A caller that is cancelled leaves the thread behind.
+
+    Raises:
+        BaseException: whatever the function raises.
+    """
+    outcome: concurrent.futures.Future[tuple[T | None, BaseException | None]] = concurrent.futures.Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            outcome.set_result((context.run(function, *args), None))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's task
+            outcome.set_result((None, error))
+
+    outcome.set_running_or_notify_cancel()
+    threading.Thread(target=work, name="slime-hook", daemon=True).start()
+    value, error = await asyncio.wrap_future(outcome)
+    if error is not None:
+        raise error
+    return cast("T", value)
 
 
 def abandoned_work() -> list[str]:

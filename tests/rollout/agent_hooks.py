@@ -3,10 +3,13 @@
 import asyncio
 import copy
 import sys
+import threading
 
 from slime.rollout.sglang_rollout import generate, generate_and_rm
 from slime.utils.types import Sample
 
+RELEASE = threading.Event()
+"""Ends the hooks that block."""
 HERE = "tests.rollout.agent_hooks."
 
 
@@ -191,6 +194,31 @@ def drop_first_groups(args, group, **kwargs):
 
 def filter_raises(args, group, **kwargs):
     raise KeyError("missing")
+
+
+def filter_exits(args, group, **kwargs):
+    sys.exit(3)
+
+
+def filter_stops(args, group, **kwargs):
+    return next(iter([]))
+
+
+def batch_exits(args, groups, data_source=None):
+    sys.exit(3)
+
+
+def batch_blocks(args, groups, data_source=None):
+    RELEASE.wait(20)
+
+
+async def batch_hangs(args, groups, data_source=None):
+    await asyncio.sleep(3600)
+
+
+def filter_blocks(args, group, **kwargs):
+    RELEASE.wait(20)
+    return True
 
 
 def remove_last(args, groups):

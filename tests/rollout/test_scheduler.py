@@ -37,13 +37,17 @@ class Runs:
         ]
 
 
-def scheduler(source, runs=None, *, wanted=2, over=None, policy=None, **options):
+def scheduler(source, runs=None, *, wanted=2, over=None, policy=None, judge=None, **options):
+    async def ask(*asked):
+        return judge(*asked) if judge else None
+
     return Scheduler(
         source=source,
         run_group=runs or Runs(),
         policy=policy or Synchronous(over or wanted),
         wanted=wanted,
         group_size=source.size,
+        judge=ask,
         **({"inflight": InFlight()} | options),
     )
 
@@ -167,6 +171,54 @@ def test_filtering_without_end_ends_with_the_counts_by_reason():
     source = ListSource()
     with pytest.raises(RolloutFailedError, match=r"128 prompts gave only 0 of 2 groups.*boring 128"):
         collect(source, wanted=2, judge=lambda *_: "boring")
+
+
+def test_surplus_that_still_runs_does_not_count_as_drawn_in_vain():
+    """200 groups run for one that is wanted; the first is dropped, the second taken."""
+    (batch,), _ = collect(
+        ListSource(size=1), Runs(dict.fromkeys(range(2, 300), HANG)), wanted=1, over=200, judge=drop_first
+    )
+    assert groups_of(batch) == [1]
+
+
+def drop_first(group, *_):
+    return "first" if group[0].group_index == 0 else None
+
+
+class NoBuffer(ListSource):
+    def add_samples(self, groups):
+        raise DataError("cannot take groups back")
+
+
+def test_an_error_is_not_hidden_by_a_source_that_takes_nothing_back():
+    async def run_group(group, step):
+        if group[0].group_index == 1:
+            raise ConfigError("no reward is configured")
+        await asyncio.sleep(HANG)
+
+    async def main():
+        async with scheduler(NoBuffer(), run_group, wanted=3) as one:
+            await one.collect(0)
+
+    with pytest.raises(ConfigError, match="no reward") as caught:
+        asyncio.run(main())
+    assert "cannot take groups back" in "".join(caught.value.__notes__)
+
+
+def test_law_5_the_group_that_a_filter_breaks_on_goes_back_too():
+    source = ListSource()
+
+    def breaks(*_):
+        raise ConfigError("broken")
+
+    async def main():
+        async with scheduler(source, wanted=2, judge=breaks) as one:
+            with pytest.raises(ConfigError):
+                await one.collect(0)
+        one.ledger.check(0)
+
+    asyncio.run(main())
+    assert sorted(group[0].group_index for group in source.returned) == [0, 1]
 
 
 def test_a_source_that_runs_dry_is_an_error():

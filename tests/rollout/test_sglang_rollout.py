@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime.errors import ConfigError, EngineUnavailableError, HookError, RolloutFailedError
+from slime.errors import ConfigError, DeadlineError, EngineUnavailableError, HookError, RolloutFailedError
 from slime.rollout.accounting import Fate
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.convert import to_train_samples
@@ -293,8 +293,39 @@ def test_hooks_of_the_full_batch_see_it_and_all_groups():
 
 
 def test_a_filter_that_raises_is_named():
-    with scripted() as server, pytest.raises(HookError, match=r"--dynamic-sampling-filter-path on group 0"):
+    with scripted() as server, pytest.raises(HookError, match=r"--dynamic-sampling-filter-path .* on group 0: raised KeyError"):
         step(server, ListSource(), dynamic_sampling_filter_path=HOOKS + "filter_raises")
+
+
+FILTER = "dynamic_sampling_filter_path"
+FULL = ("rollout_sample_filter_path", "rollout_all_samples_process_path")
+
+
+@pytest.mark.parametrize(
+    ("dest", "hook", "what"),
+    [(FILTER, "filter_exits", "SystemExit"), (FILTER, "filter_stops", "StopIteration")]
+    + [(dest, "batch_exits", "SystemExit") for dest in FULL],
+)
+def test_a_batch_hook_that_exits_is_named_and_the_loop_lives_on(dest, hook, what):
+    flag = "--" + dest.replace("_", "-")
+    with scripted() as server:
+        with pytest.raises(HookError, match=rf"{flag} \(\S*{hook}\).* {what}"):
+            step(server, ListSource(), **{dest: HOOKS + hook})
+        assert len(step(server, ListSource()).samples) == 2
+
+
+@pytest.mark.parametrize(
+    ("dest", "hook"),
+    [(FILTER, "filter_blocks"), *((dest, hook) for dest in FULL for hook in ("batch_blocks", "batch_hangs"))],
+)
+def test_law_6_a_batch_hook_that_hangs_ends_at_its_deadline(dest, hook):
+    flag = "--" + dest.replace("_", "-")
+    try:
+        with scripted() as server, pytest.raises(DeadlineError, match=rf"{flag} \(\S*{hook}\) took longer"):
+            step(server, ListSource(), rollout_timeout=0.3, **{dest: HOOKS + hook})
+    finally:
+        agent_hooks.RELEASE.set()
+        agent_hooks.RELEASE.clear()
 
 
 @pytest.mark.parametrize("name", ["custom_generate_function_path", "dynamic_sampling_filter_path"])

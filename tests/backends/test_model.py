@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
-from slime.backends.torch.model import compute_dtype, load_model
-from slime.errors import ModelError
+from slime.backends.torch.model import compute_dtype, find_device, load_model
+from slime.errors import ConfigError, ModelError
 from tests.tiny import tiny_model_dir
 
 
@@ -58,8 +58,26 @@ def test_missing_weights_are_an_error(tmp_path, tiny_dir):
         load_model(folder)
 
 
+def test_pickled_weights_are_not_read(tmp_path):
+    from safetensors.torch import load_file
+
+    folder = tiny_model_dir(tmp_path / "pickled")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors[\s\S]*remedy.*never read"):
+        load_model(folder)
+
+
 def test_precision_names():
     cpu = torch.device("cpu")
     assert compute_dtype("float32", cpu) == torch.float32
     assert compute_dtype("bfloat16", cpu) == torch.bfloat16
     assert compute_dtype("auto", torch.device("cuda")) == torch.bfloat16
+
+
+def test_devices_are_found_by_name():
+    assert find_device("cpu") == torch.device("cpu")
+    assert find_device(None).type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for name in ("abacus", "meta", "cuda:99"):
+        with pytest.raises(ConfigError, match=name):
+            find_device(name)

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 
 import pytest
@@ -5,8 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slime.backends.base import StepRow, Trainer
+from slime.backends.torch.trainer import TorchTrainer
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.errors import CheckpointError, ConfigError, DataError
 from tests.backends.rollouts import group_samples, make_trainer
 from tests.tiny import tiny_model_dir
@@ -103,6 +105,29 @@ def test_aliasing_refuses_storage_that_does_not_fit(tiny_dir):
     trainer = make_trainer(tiny_dir)
     with pytest.raises(ConfigError, match="got nothing"):
         trainer.alias_parameters({})
+    elsewhere = {name: torch.empty_like(p, device="meta") for name, p in trainer.named_parameters()}
+    with pytest.raises(ConfigError, match=f"on {trainer.device}.* on meta"):
+        trainer.alias_parameters(elsewhere)
+    assert {p.device for _, p in trainer.named_parameters()} == {trainer.device}
+
+
+def test_the_device_can_be_chosen(tiny_dir):
+    config = ModelConfig(hf_checkpoint=str(tiny_dir)), AlgorithmConfig(), TrainConfig()
+    trainer = TorchTrainer(*config, temperature=1.0, total_steps=1, device="cpu")
+    assert trainer.device == torch.device("cpu")
+    with pytest.raises(ConfigError, match="'abacus'"):
+        TorchTrainer(*config, temperature=1.0, total_steps=1, device="abacus")
+
+
+def test_threads_are_as_many_as_the_cpus_that_may_be_used(tiny_dir):
+    allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        make_trainer(tiny_dir, train_num_threads=None)
+        assert torch.get_num_threads() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+        torch.set_num_threads(threads)
 
 
 def test_reference_model_gives_the_kl_term(tiny_dir):

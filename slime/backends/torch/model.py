@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from slime.backends.torch import attention
 from slime.backends.torch.forest import PackedBatch, Request, pack_requests
 from slime.backends.torch.logprob import Head, LogitOptions, token_log_probs
-from slime.errors import ModelError
+from slime.errors import ConfigError, ModelError
 
 _CHECK_TOLERANCE = 1e-3
 
@@ -51,25 +51,27 @@ class CausalModel:
         return log_probs.index_select(0, batch.token_query), entropy.index_select(0, positions)
 
 
-def load_model(folder: str | Path, *, precision: str = "float32") -> CausalModel:
+def load_model(folder: str | Path, *, precision: str = "float32", device: str | None = None) -> CausalModel:
     """Load weights in float32 from a Hugging Face folder.
 
     Args:
         precision: ``float32``, ``bfloat16`` (autocast), or ``auto``.
+        device: e.g. ``cpu``; None is CUDA where there is a GPU, else the CPU.
 
     Raises:
+        ConfigError: no such device here.
         ModelError: no such folder, not a causal language model, weights missing, or an architecture that
             cannot be trained packed.
     """
     path = checked_folder(folder)
     attention.register()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = find_device(device)
     module = _from_pretrained(path)
     _refuse_unsupported(module, path)
     module.eval()
-    module.to(device)
+    module.to(place)
     module.requires_grad_(True)
-    model = CausalModel(module, _head(module), compute_dtype(precision, device), device)
+    model = CausalModel(module, _head(module), compute_dtype(precision, place), place)
     _check_packing(model, path)
     return model
 
@@ -88,6 +90,22 @@ def checked_folder(folder: str | Path) -> Path:
             "the folder has no config.json, so it is not a Hugging Face model folder", place=str(path)
         )
     return path
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device of that name; None is CUDA where there is a GPU, else the CPU.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    wanted = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"{wanted!r} cannot be used: {_first_line(error)}", place="device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{wanted!r} is neither a CPU nor a CUDA device", place="device")
+    return device
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -112,10 +130,13 @@ def _from_pretrained(path: Path) -> Any:
             dtype=torch.float32,
             attn_implementation=attention.NAME,
             output_loading_info=True,
+            use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(
-            f"not a causal language model that transformers loads: {_first_line(error)}", place=str(path)
+            f"not a causal language model that transformers loads: {_first_line(error)}",
+            place=str(path),
+            remedy="the folder must hold config and safetensors weights; pickled ones (.bin) are never read",
         ) from error
     missing = sorted(report["missing_keys"])
     if missing:

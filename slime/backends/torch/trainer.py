@@ -52,6 +52,7 @@ class TorchTrainer:
         temperature: float,
         total_steps: int,
         share_prefixes: bool = True,
+        device: str | None = None,
     ) -> None:
         """Load the models.
 
@@ -59,10 +60,11 @@ class TorchTrainer:
             temperature: sampling temperature of the rollouts; logits are divided by it.
             total_steps: optimizer steps of the whole run, for the schedule.
             share_prefixes: compute a common prefix of the rows of a micro-batch once.
+            device: of the models, e.g. ``cpu``; None is CUDA where there is a GPU, else the CPU.
 
         Raises:
             ModelError: a model folder cannot be used.
-            ConfigError: a dynamic batch size without a budget, or no model.
+            ConfigError: a dynamic batch size without a budget, no model, or no such device.
         """
         if model.hf_checkpoint is None:
             raise ConfigError("training needs a model", place="--hf-checkpoint")
@@ -72,18 +74,18 @@ class TorchTrainer:
         self._save_optimizer = not model.no_save_optim
         self._temperature = temperature
         self._share = share_prefixes
-        self._threads = train.train_num_threads or os.cpu_count() or 1
+        self._threads = train.train_num_threads or usable_cpus()
         torch.set_num_threads(self._threads)
         keep_heap()
         torch.manual_seed(model.seed)
         self._loss = policy_loss(algorithm)
         self._gap_from_old = not algorithm.use_rollout_logprobs
         self.tokenizer = load_tokenizer(model.hf_checkpoint)
-        self._model = load_model(model.hf_checkpoint, precision=train.train_precision)
+        self._model = load_model(model.hf_checkpoint, precision=train.train_precision, device=device)
         self._reference: CausalModel | None = None
         if algorithm.use_kl_loss:
             self._reference = load_model(
-                model.ref_load or model.hf_checkpoint, precision=train.train_precision
+                model.ref_load or model.hf_checkpoint, precision=train.train_precision, device=device
             )
             self._reference.module.requires_grad_(False)
         self._optimizer = Optimizer(dict(self.named_parameters()), train, total_steps)
@@ -92,6 +94,11 @@ class TorchTrainer:
     def precision(self) -> str:
         """What matrix products are computed in: ``float32`` or ``bfloat16``."""
         return str(self._model.compute_dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return self._model.device
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Trained parameters by Hugging Face name, tied ones once."""
@@ -106,18 +113,17 @@ class TorchTrainer:
         """Move the parameters into given storage: their values are copied there, and they live there.
 
         Args:
-            views: a tensor of equal shape and dtype for every name of `named_parameters`.
+            views: a tensor of equal shape, dtype and device for every name of `named_parameters`.
 
         Raises:
-            ConfigError: a name is missing, or a view does not fit.
+            ConfigError: a name is missing, or a view does not fit; no parameter was moved.
         """
         for name, parameter in self.named_parameters():
-            view = views.get(name)
-            if view is None or view.shape != parameter.shape or view.dtype != parameter.dtype:
-                found = "nothing" if view is None else f"{tuple(view.shape)} {view.dtype}"
-                raise ConfigError(
-                    f"needs {tuple(parameter.shape)} {parameter.dtype}, got {found}", place=name
-                )
+            needed, found = _form(parameter), _form(views.get(name))
+            if needed != found:
+                raise ConfigError(f"needs {needed}, got {found}", place=name)
+        for name, parameter in self.named_parameters():
+            view = views[name]
             view.copy_(parameter.detach())
             parameter.data = view
 
@@ -263,6 +269,13 @@ class TorchTrainer:
         return (losses * tokens.weight).sum()
 
 
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     """The loss that the flags declare."""
     high = algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high
@@ -276,6 +289,10 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         unbiased_kl=algorithm.use_unbiased_kl,
         tis=(algorithm.tis_clip_low, algorithm.tis_clip) if algorithm.use_tis else None,
     )
+
+
+def _form(tensor: torch.Tensor | None) -> str:
+    return "nothing" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
 
 
 def _response_request(sample: TrainSample) -> Request:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slime.errors import ModelError
 from slime.serving.embedded.kv_cache import Arena
 
 ATTENTION = "slime_packed"
@@ -64,9 +65,16 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function in the form of transformers: [1, heads, N, dim] in, [1, N, heads, dim] out."""
+    """Attention function in the form of transformers: [1, heads, N, dim] in, [1, N, heads, dim] out.
+
+    Raises:
+        ModelError: the layer has attention sinks (`s_aux`), which no part here knows.
+    """
+    if s_aux is not None:
+        raise ModelError("it has attention sinks")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     options = AttentionOptions(scale, sliding_window, softcap)
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

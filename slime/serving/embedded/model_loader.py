@@ -64,13 +64,18 @@ def load_model(model_path: str, dtype: torch.dtype) -> LoadedModel:
         _refuse_layers(config.get_text_config(), model_path)
         tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=dtype, attn_implementation=ATTENTION, local_files_only=True
+            model_path,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(
             f"cannot load the model: {error}",
             place=model_path,
-            remedy="the folder must hold config, weights and tokenizer of a causal language model",
+            remedy="the folder must hold config, tokenizer and safetensors weights of a causal language "
+            "model; pickled weights (.bin) are never read",
         ) from error
     model.eval().requires_grad_(False)
     runner = ModelRunner(model)
@@ -120,7 +125,10 @@ class _Probe:
 def _probe(runner: ModelRunner, dtype: torch.dtype, place: str) -> KVShape:
     """Find layers, key-value heads and head size by a forward of one token."""
     probe = _Probe()
-    runner.forward(probe, [0], [0], [0])
+    try:
+        runner.forward(probe, [0], [0], [0])
+    except ModelError as error:
+        raise _unsupported(error.message, place) from error
     layers, shapes = sorted(probe.shapes), set(probe.shapes.values())
     if not layers or layers != list(range(len(layers))):
         raise _unsupported(f"attention was reached in layers {layers} only", place)

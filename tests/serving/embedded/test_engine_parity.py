@@ -3,6 +3,8 @@
 import random
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from slime.errors import ModelError
 from tests.serving.embedded.harness import generate, one, plain_logprobs, request, running
@@ -93,6 +95,30 @@ def test_folder_without_weights_is_refused(tmp_path):
     folder = tiny_model_dir(tmp_path / "m")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="cannot load the model"), running(folder):
+        pass
+
+
+def test_pickled_weights_are_not_read(tmp_path):
+    folder = tiny_model_dir(tmp_path / "m")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"cannot load the model[\s\S]*remedy.*safetensors"), running(folder):
+        pass
+
+
+def test_attention_sinks_are_refused(tmp_path):
+    options = {"num_local_experts": 2, "num_experts_per_tok": 1, "initializer_range": 0.0}
+    folder = tiny_model_dir(tmp_path / "m", arch="gpt_oss", **options)
+    with pytest.raises(ModelError, match="attention sinks") as caught, running(folder):
+        pass
+    assert str(folder) in str(caught.value)
+
+
+def test_key_and_value_heads_of_different_size_are_refused(tmp_path):
+    heads = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "head_dim": 8, "v_head_dim": 16}
+    ranks = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": 2}
+    folder = tiny_model_dir(tmp_path / "m", arch="deepseek_v3", **heads, **ranks)
+    with pytest.raises(ModelError, match="between keys and values"), running(folder):
         pass
 
 

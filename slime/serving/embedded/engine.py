@@ -346,7 +346,10 @@ class Engine:
                 self._wake.wait()
             calls, self._calls = self._calls, []
         for call in calls:
-            call()
+            try:
+                call()
+            except Exception:
+                logger.exception("a call to the engine failed")
 
     @property
     def _runnable(self) -> bool:

@@ -84,13 +84,10 @@ class PrefixCache:
     def _split(self, node: _Node, count: int) -> _Node:
         """Cut a node in two after `count` tokens; returns the upper part."""
         assert node.memory is not None and node.parent is not None
-        upper = _Node(node.key[:count], _copy(node.memory[:, :, :, :count]), node.parent, used=node.used)
+        front, back = _copy(node.memory[:, :, :, :count]), _copy(node.memory[:, :, :, count:])
+        upper = _Node(node.key[:count], front, node.parent, used=node.used)
         node.parent.children[node.key[0]] = upper
-        node.key, node.memory, node.parent = (
-            node.key[count:],
-            _copy(node.memory[:, :, :, count:]),
-            upper,
-        )
+        node.key, node.memory, node.parent = node.key[count:], back, upper
         upper.children[node.key[0]] = node
         return upper
 

@@ -6,6 +6,7 @@ steps a live sequence is either in `prefilling` or in a cache slot. Knows nothin
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from slime.serving.embedded.attention import DecodeGroup, ForwardBatch, PrefillS
 from slime.serving.embedded.kv_cache import KVCache, KVShape, copy_pieces
 from slime.serving.embedded.prefix_cache import PrefixCache
 from slime.serving.embedded.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 HEADROOM = 32
 """Tokens kept free for each live request at an admission, so that it is not retracted at once."""
@@ -184,7 +187,7 @@ class Scheduler:
             self.retract(max(self.live.values(), key=lambda s: s.order))
 
     def _keep(self, sequence: Sequence) -> None:
-        """Store the keys and values of all positions that are computed."""
+        """Store the keys and values of all positions that are computed, where memory allows."""
         if sequence.epoch != self._epoch:
             return
         place, buffer = sequence.place, sequence.buffer
@@ -199,7 +202,10 @@ class Scheduler:
             assert buffer is not None
             return buffer[:, :, :, start:stop].clone(memory_format=torch.contiguous_format)
 
-        self.store.insert(tokens, read)
+        try:
+            self.store.insert(tokens, read)
+        except (MemoryError, RuntimeError):  # torch reports a failed allocation as RuntimeError
+            logger.warning("keys and values of request %s are not kept", sequence.rid, exc_info=True)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.place is not None:
@@ -213,16 +219,17 @@ class Scheduler:
 
     def _admit(self) -> None:
         held: list[Sequence] = []
-        while self.waiting and len(self.live) < self.max_running and self._pending_prefill() < self.chunk:
-            sequence = self.waiting.popleft()
-            if self._should_wait(sequence):
-                held.append(sequence)
-            elif self._fits(sequence):
-                self._start(sequence)
-            else:
-                self.waiting.appendleft(sequence)
-                break
-        self.waiting.extendleft(reversed(held))
+        try:
+            while self.waiting and len(self.live) < self.max_running and self._pending_prefill() < self.chunk:
+                sequence = self.waiting[0]
+                if self._should_wait(sequence):
+                    held.append(self.waiting.popleft())
+                elif self._fits(sequence):
+                    self._start(self.waiting.popleft())
+                else:
+                    break
+        finally:
+            self.waiting.extendleft(reversed(held))
 
     def _pending_prefill(self) -> int:
         return sum(len(s.tokens) - s.computed for s in self.prefilling)
@@ -245,7 +252,8 @@ class Scheduler:
         return limit - self.store.missing(sequence.tokens[:limit])
 
     def _start(self, sequence: Sequence) -> None:
-        """Give the request memory, with the stored part of its prefix in it."""
+        """Give the request memory, with the stored part of its prefix; it is live even if that fails."""
+        self.live[sequence.rid] = sequence
         total, limit = len(sequence.tokens), sequence.reusable_length
         self._matched(sequence, limit)
         self._evict_to(total + 1)
@@ -256,7 +264,6 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
             self.counters.cached_tokens += cached
-        self.live[sequence.rid] = sequence
         sequence.begin_scores()
         if cached == total - 1 and sequence.max_new_tokens > 0:
             sequence.place = self._cache.add(sequence, pieces)

@@ -419,6 +419,54 @@ def test_failing_step_fails_its_requests_only(own_engine):
     assert one(own_engine, PROMPT).finish_reason["type"] == "length"
 
 
+class NoMemory:
+    """Stands before an object; one use of the named method, the first or a later one, fails as torch does."""
+
+    def __init__(self, inner, method, after=0):
+        self._inner, self._method, self.left = inner, method, after + 1
+
+    def __getattr__(self, name):
+        if name == self._method:
+            self.left -= 1
+            if self.left == 0:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return getattr(self._inner, name)
+
+
+def test_failing_admission_answers_its_request_and_loses_no_other(own_engine):
+    scheduler = own_engine._scheduler
+    own_engine.pause("in_place")
+    inboxes = [send(own_engine, request(ids)) for ids in (PROMPT, PROMPT, range(100, 140), range(150, 160))]
+    scheduler._shape = NoMemory(scheduler._shape, "buffer", after=1)
+    own_engine.resume()
+    reasons = [inbox.result().finish_reason for inbox in inboxes]
+    assert "can't allocate" in reasons[2]["message"]
+    assert [reason["type"] for reason in reasons] == ["abort", "length", "abort", "length"]
+    assert own_engine.stats.running == own_engine.stats.waiting == 0
+
+
+def test_what_cannot_be_kept_is_dropped_and_the_worker_lives_on(own_engine):
+    scheduler, long = own_engine._scheduler, long_request()
+    inbox = send(own_engine, long)
+    inbox.tokens(3)
+    own_engine.pause("in_place")
+    scheduler._cache = NoMemory(scheduler._cache, "read")
+    own_engine.abort(long.rid)
+    assert inbox.result().finish_reason == ABORTED
+    assert scheduler._cache.left == 0
+    own_engine.resume()
+    assert one(own_engine, PROMPT).finish_reason["type"] == "length"
+
+
+def test_failing_call_does_not_end_the_worker(own_engine, caplog):
+    def call():
+        raise ValueError("bad call")
+
+    own_engine._post(call)
+    assert one(own_engine, PROMPT).finish_reason["type"] == "length"
+    assert "bad call" in caplog.text
+
+
 def test_logits_that_are_not_finite_fail_the_request(own_engine):
     bad = weights_of(1)
     bad["lm_head.weight"] = torch.full_like(bad["lm_head.weight"], float("nan"))

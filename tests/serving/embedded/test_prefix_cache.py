@@ -1,9 +1,11 @@
 """The prefix store finds the longest prefix, holds shared stretches once, and forgets the oldest first."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime.serving.embedded import prefix_cache
 from slime.serving.embedded.prefix_cache import PrefixCache
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -73,3 +75,22 @@ def test_pieces_of_a_cut_node_own_their_memory():
     pieces = cache.match([1, 2, 3, 4])
     assert [piece.shape[3] for piece in pieces] == [2, 2]
     assert [piece.untyped_storage().nbytes() // 4 for piece in pieces] == [2, 2]
+
+
+def test_a_split_without_memory_changes_nothing(monkeypatch):
+    cache, tokens = PrefixCache(), [0, 1, 2, 0]
+    cache.insert(tokens, reader(tokens))
+    left = [1]
+
+    def copy(memory):
+        if not left:
+            raise RuntimeError("can't allocate memory")
+        left.pop()
+        return memory.clone()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefix_cache, "_copy", copy)
+        with pytest.raises(RuntimeError, match="allocate"):
+            cache.insert([0, 1, 1], reader([0, 1, 1]))
+    assert (cache.tokens, cache.missing(tokens)) == (4, 0)
+    assert held(cache, tokens) == reader(tokens)(0, 4).flatten().tolist()

@@ -1,13 +1,16 @@
 """The boundary between user code and slime: what a generate hook gave is checked here, once.
 
-Invariant: a sample that passed can be trained on: lengths agree, the mask is 0 or 1, every trained token has
+Invariant: a sample that passed can be trained on: there is a prompt, ids are of the vocabulary, lengths agree, the mask is 0 or 1, every trained token has
 a finite log-prob, siblings have one id. Messages name hook, sample, field and both lengths.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from slime.errors import HookError
@@ -39,10 +42,13 @@ def checked_siblings(result: Any, base: Sample, hook: str) -> list[Sample]:
     return samples
 
 
-def check_trainable(sample: Sample, hook: str, *, needs_log_probs: bool = True) -> None:
+def check_trainable(
+    sample: Sample, hook: str, *, vocab_size: int | None = None, needs_log_probs: bool = True
+) -> None:
     """Check the per-token fields of one sample.
 
     Args:
+        vocab_size: rows of the model's embedding, where known.
         needs_log_probs: trained tokens without log-probs are an error; else only wrong ones are.
 
     Raises:
@@ -55,6 +61,11 @@ def check_trainable(sample: Sample, hook: str, *, needs_log_probs: bool = True) 
         )
     if not 0 <= length <= len(sample.tokens):
         raise _bad(sample, hook, "response_length", f"is {length}, tokens has length {len(sample.tokens)}")
+    if length == len(sample.tokens):
+        raise _bad(
+            sample, hook, "response_length", f"is {length}, all of tokens: no token of the prompt is before it"
+        )
+    _check_ids(sample, hook, vocab_size)
     mask = [1] * length if sample.loss_mask is None else sample.loss_mask
     for field in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
         value = getattr(sample, field)
@@ -65,6 +76,25 @@ def check_trainable(sample: Sample, hook: str, *, needs_log_probs: bool = True) 
         raise _bad(sample, hook, "loss_mask", f"holds {strange!r}; every entry must be 0 or 1")
     if needs_log_probs or sample.rollout_log_probs is not None:
         _check_log_probs(sample, hook, mask)
+
+
+@functools.cache
+def vocabulary_size(model: str | None) -> int | None:
+    """`vocab_size` of the ``config.json`` in a model folder; None where it cannot be read there."""
+    path = Path(model or "") / "config.json"
+    if not model or not path.is_file():
+        return None
+    config = json.loads(path.read_text(encoding="utf-8"))
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    return size if isinstance(size, int) else None
+
+
+def _check_ids(sample: Sample, hook: str, vocab_size: int | None) -> None:
+    low, high = min(sample.tokens), max(sample.tokens)
+    if low < 0:
+        raise _bad(sample, hook, "tokens", f"holds {low}; ids start at 0")
+    if vocab_size is not None and high >= vocab_size:
+        raise _bad(sample, hook, "tokens", f"holds {high}, the vocabulary of the model has {vocab_size} ids")
 
 
 def _check_log_probs(sample: Sample, hook: str, mask: Sequence[int]) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slime.errors import DataError
-from slime.rollout.boundary import check_trainable
+from slime.rollout.boundary import check_trainable, vocabulary_size
 from slime.rollout.groups import flatten, rollouts_of
-from slime.rollout.rm_hub.validity import checked_reward
+from slime.rollout.rm_hub.validity import check_reward_key, checked_reward
 from slime.train.batch import TrainSample
 from slime.utils.types import Sample
 
@@ -61,9 +61,11 @@ def _row(index: int, sample: Sample, args: Any) -> TrainSample:
     assert sample.rollout_id is not None and sample.group_index is not None
     votes = sample.status not in _VOID and not sample.remove_sample
     if not votes:
-        return _void_row(index, sample, sample.rollout_id, sample.group_index)
-    check_trainable(sample, PLACE, needs_log_probs=False)
-    checked_reward(sample.reward, source="reward", sample=sample, args=args)
+        return _void_row(index, sample.rollout_id, sample.group_index)
+    vocab_size = vocabulary_size(getattr(args, "hf_checkpoint", None))
+    check_trainable(sample, PLACE, vocab_size=vocab_size, needs_log_probs=False)
+    reward = checked_reward(sample.reward, source="reward", sample=sample, args=args)
+    check_reward_key(reward, sample=sample, args=args)
     log_probs = sample.rollout_log_probs
     return TrainSample(
         index=index,
@@ -78,13 +80,13 @@ def _row(index: int, sample: Sample, args: Any) -> TrainSample:
     )
 
 
-def _void_row(index: int, sample: Sample, rollout_id: int, group_index: int) -> TrainSample:
+def _void_row(index: int, rollout_id: int, group_index: int) -> TrainSample:
     """A row that counts as a rollout and trains nothing; one token of response, whatever it really held."""
     return TrainSample(
         index=index,
         rollout_id=rollout_id,
         group_index=group_index,
-        tokens=(sample.tokens[0] if sample.tokens else 0, 0),
+        tokens=(0, 0),
         response_length=1,
         loss_mask=(0,),
         rollout_log_probs=(0.0,),

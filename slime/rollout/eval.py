@@ -16,6 +16,7 @@ from slime.errors import RolloutFailedError
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.failures import FailureBudget
 from slime.rollout.outcome import MemberGroup, Rollout, Truncated
+from slime.rollout.rm_hub.validity import reward_key
 from slime.rollout.runner import Call, RolloutRunner
 from slime.rollout.tasks import all_of
 from slime.utils.data import Dataset
@@ -72,8 +73,7 @@ async def _evaluate(
 
 
 def _entry(args: Any, rollouts: list[Rollout]) -> dict[str, Any]:
-    key = getattr(args, "eval_reward_key", None) or getattr(args, "reward_key", None)
-    reader = SimpleNamespace(reward_key=key)
+    reader = SimpleNamespace(reward_key=reward_key(args, evaluation=True)[1])
     return {
         "rewards": [rollout.reward(reader) for rollout in rollouts],
         "truncated": [isinstance(rollout.outcome, Truncated) for rollout in rollouts],

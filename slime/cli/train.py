@@ -14,6 +14,7 @@ import yaml
 
 from slime.config import Config, load_config
 from slime.config.plan import Plan
+from slime.errors import ConfigError
 from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
 from slime.observability.report import report_lines
 from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers
@@ -37,13 +38,25 @@ def main(argv: list[str]) -> int:
     print("\n".join(_preamble(config, plan, checkpoint)), flush=True)
     if config.run.dry_run:
         return 0
-    run_dir = Path(config.run.run_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
-    run_dir.mkdir(parents=True, exist_ok=True)
+    run_dir = _run_dir(config)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config.flags()))
     with _console() as console, _trackers(config, run_dir) as tracker:
         stopped, places = _run(config, plan, checkpoint, run_dir, console, tracker)
     print("\n" + "\n".join(report_lines(run_dir, places)))
     return INTERRUPTED if stopped else 0
+
+
+def _run_dir(config: Config) -> Path:
+    """The folder of the run, made; one that holds another run is refused unless this run goes on from it."""
+    run_dir = Path(config.run.run_dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
+    if (run_dir / "metrics.jsonl").exists() and config.model.load is None:
+        raise ConfigError(
+            "holds the metrics of another run",
+            place=f"--run-dir {run_dir}",
+            remedy="name another folder, or --load the run's checkpoint to go on with it",
+        )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return run_dir
 
 
 def _run(

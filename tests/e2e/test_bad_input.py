@@ -90,6 +90,12 @@ def test_a_port_that_is_taken(world):
     assert str(port) in text and "is taken" in text
 
 
+def test_a_folder_that_holds_another_run(world):
+    (world.folder / "taken").mkdir()
+    (world.folder / "taken" / "metrics.jsonl").write_text("")
+    assert "holds the metrics of another run" in refused(world, "taken")
+
+
 def test_a_dry_run_prints_the_plan_and_stops(world):
     text = world.train("dry", dry_run=True)
     assert "optimizer step" in text and not (world.folder / "dry").exists()

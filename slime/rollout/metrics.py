@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slime.rollout.convert import policy_version
 from slime.rollout.groups import flatten, rollouts_of
 from slime.rollout.outcome import Rollout, rollout_reward
 from slime.utils.types import Sample
@@ -37,7 +38,9 @@ def rollout_metrics(args: Any, samples: Any, seconds: float) -> dict[str, float]
     rewards = _rewards(args, rollouts)
     if rewards:
         values["rollout/raw_reward"] = statistics.fmean(_raw(s, reward) for s, reward in rewards)
-    values |= _zero_std(rewards) | _cache_metrics(rollouts) | _speculation(args, rollouts)
+    values |= (
+        _policy_age(rollouts) | _zero_std(rewards) | _cache_metrics(rollouts) | _speculation(args, rollouts)
+    )
     return values | _perf_metrics(args, rollouts, lengths, seconds)
 
 
@@ -124,6 +127,19 @@ def _rewards(args: Any, rollouts: Iterable[Siblings]) -> list[tuple[Siblings, fl
 def _raw(siblings: Siblings, reward: float) -> float:
     """The reward before shaping, where a hook recorded it."""
     return float(siblings[-1].metadata.get("raw_reward", reward))
+
+
+def _policy_age(rollouts: Iterable[Siblings]) -> dict[str, float]:
+    """Updates between a rollout's policy and the newest of the batch; nothing where none is known."""
+    versions = [
+        min(policy_version(sample) for sample in siblings)
+        for siblings in rollouts
+        if all(sample.weight_versions for sample in siblings)
+    ]
+    if not versions:
+        return {}
+    ages = [max(versions) - version for version in versions]
+    return {"rollout/policy_age/mean": statistics.fmean(ages), "rollout/policy_age/max": float(max(ages))}
 
 
 def _zero_std(rewards: Iterable[tuple[Siblings, float]]) -> dict[str, float]:

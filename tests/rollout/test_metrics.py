@@ -79,6 +79,14 @@ def test_the_unshaped_reward_is_reported():
     assert metrics["rollout/raw_reward"] == 0.25
 
 
+def test_the_age_of_carried_over_rollouts_shows():
+    old = [sample(0, weight_versions=["3"]), sample(1, weight_versions=["3"])]
+    new = [sample(2, 1, weight_versions=["5", "5"]), sample(3, 1, weight_versions=["5"])]
+    metrics = rollout_metrics(ARGS, [old, new, [sample(4, 2)]], 1.0)
+    assert metrics["rollout/policy_age/mean"] == 1.0
+    assert metrics["rollout/policy_age/max"] == 2.0
+
+
 def test_a_step_without_valid_rollouts_has_only_its_time():
     failed = sample(0, status=Sample.Status.FAILED, reward=None)
     assert rollout_metrics(ARGS, [[failed]], 3.0) == {"perf/rollout_time": 3.0}

@@ -1,7 +1,8 @@
 """The boundary between user code and slime: what a generate hook gave is checked here, once.
 
-Invariant: a sample that passed can be trained on: there is a prompt, ids are of the vocabulary, lengths agree, the mask is 0 or 1, every trained token has
-a finite log-prob, siblings have one id. Messages name hook, sample, field and both lengths.
+Invariant: a sample that passed can be trained on: there is a prompt, ids are of the vocabulary, lengths
+agree, the mask is 0 or 1, every trained token has a finite log-prob, siblings have one id. Messages name hook,
+sample, field and both lengths.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def check_trainable(
         raise _bad(sample, hook, "response_length", f"is {length}, tokens has length {len(sample.tokens)}")
     if length == len(sample.tokens):
         raise _bad(
-            sample, hook, "response_length", f"is {length}, all of tokens: no token of the prompt is before it"
+            sample,
+            hook,
+            "response_length",
+            f"is {length}, all of tokens: no token of the prompt is before it",
         )
     _check_ids(sample, hook, vocab_size)
     mask = [1] * length if sample.loss_mask is None else sample.loss_mask

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slime.errors import CheckpointError, DataError, HookError
+from slime.errors import CheckpointError, ConfigError, DataError, HookError
 from slime.rollout.base_types import Group
 from slime.rollout.groups import rollouts_of
 from slime.rollout.hooks import flag_name, hook_name, load_hook
@@ -236,6 +236,25 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         super()._restore(state, path)
         self.buffer = [_group_from_json(group) for group in state["buffer"]]
+
+
+def check_takes_back(args: Any, source: Any) -> None:
+    """Check before a step that a surplus of groups has somewhere to go.
+
+    Raises:
+        ConfigError: over-sampling, and a source that takes no groups back.
+    """
+    surplus = getattr(args, "over_sampling_batch_size", None) or 0
+    method = getattr(type(source), "add_samples", None)
+    if surplus <= args.rollout_batch_size or method not in (None, RolloutDataSource.add_samples):
+        return
+    raise ConfigError(
+        f"{surplus} groups for a batch of {args.rollout_batch_size} leave some over, and "
+        f"{hook_name(type(source))} cannot take groups back",
+        place="--over-sampling-batch-size, --data-source-path",
+        remedy="leave --over-sampling-batch-size unset, or use a data source with a buffer, such as "
+        "slime.rollout.data_source.RolloutDataSourceWithBuffer",
+    )
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: Buffer, num_samples: int) -> Buffer:

@@ -45,7 +45,7 @@ async def generate_sample(
         timeout: seconds for the call.
 
     Raises:
-        DataError: the prompt is empty, or does not fit the context.
+        DataError: the prompt is empty, cannot be rendered, or does not fit the context.
         EngineError, DeadlineError: as `EngineClient.generate`.
     """
     if not sample.tokens:
@@ -75,7 +75,7 @@ def prompt_ids(sample: Sample, tokenizer: Tokenizer) -> list[int]:
     """Token ids of a sample's prompt; a message list is rendered with the chat template first.
 
     Raises:
-        DataError: no token comes out.
+        DataError: no token comes out, or the chat template refuses the messages.
     """
     text = sample.prompt if isinstance(sample.prompt, str) else _rendered(sample, tokenizer)
     ids = list(tokenizer.encode(text, add_special_tokens=False))
@@ -114,12 +114,21 @@ def _within(sampling_params: dict[str, Any], budget: int) -> dict[str, Any]:
 
 
 def _rendered(sample: Sample, tokenizer: Tokenizer) -> str:
+    import jinja2
+
     assert not isinstance(sample.prompt, str)
-    text = tokenizer.apply_chat_template(
-        sample.prompt,
-        tools=sample.metadata.get("tools"),
-        tokenize=False,
-        add_generation_prompt=True,
-        **sample.apply_chat_template_kwargs,
-    )
+    try:
+        text = tokenizer.apply_chat_template(
+            sample.prompt,
+            tools=sample.metadata.get("tools"),
+            tokenize=False,
+            add_generation_prompt=True,
+            **sample.apply_chat_template_kwargs,
+        )
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        raise DataError(
+            f"the chat template does not render the prompt: {error}",
+            place=f"sample {sample.index}",
+            remedy="use a model with a chat template, or prompts that are texts",
+        ) from error
     return str(text)

@@ -50,9 +50,7 @@ class Rewarder:
         rewards = await all_of(self._one(sample) for sample in missing)
         self._store(samples, missing, rewards, evaluation)
 
-    async def reward_together(
-        self, samples: Sequence[Sample], place: str, evaluation: bool = False
-    ) -> None:
+    async def reward_together(self, samples: Sequence[Sample], place: str, evaluation: bool = False) -> None:
         """Reward the samples of a group in one call.
 
         Raises:

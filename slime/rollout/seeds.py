@@ -1,7 +1,7 @@
 """Sampling seeds: one for each engine call of a rollout, the same whenever the run is repeated.
 
-Invariant: the n-th engine call of a rollout has the same seed in every run, and no two calls of a rollout have
-the same one, so that a hook that asks twice gets two answers. Knows nothing of engines or samples.
+Invariant: the n-th engine call of a rollout has the same seed in every run, and no two calls of a rollout
+have one seed, so that a hook that asks twice gets two answers. Knows nothing of engines or samples.
 """
 
 from __future__ import annotations

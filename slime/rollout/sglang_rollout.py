@@ -14,6 +14,7 @@ from typing import Any
 from slime.errors import DeadlineError, HookError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.batch_hooks import BatchHooks
+from slime.rollout.data_source import check_takes_back
 from slime.rollout.eval import evaluate
 from slime.rollout.generate import generate_sample
 from slime.rollout.hooks import check_hooks
@@ -141,6 +142,7 @@ def get_model_url(args: Any, name: str | None = None, endpoint: str = "/generate
 
 async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOutput:
     check_hooks(args)
+    check_takes_back(args, source)
     state = GenerateState(args)
     state.reset()
     hooks = BatchHooks(args, source)

@@ -121,7 +121,11 @@ def test_law_4_a_broken_reward_makes_a_failed_rollout_without_a_reward(hook, det
 @pytest.mark.parametrize(
     ("flags", "evaluation", "message"),
     [
-        ({"reward_key": "acc", "eval_reward_key": "score"}, False, "training reads the key 'acc' (--reward-key)"),
+        (
+            {"reward_key": "acc", "eval_reward_key": "score"},
+            False,
+            "training reads the key 'acc' (--reward-key)",
+        ),
         ({"eval_reward_key": "score"}, False, "training reads a number (--reward-key)"),
         (
             {"reward_key": "score", "eval_reward_key": "acc"},

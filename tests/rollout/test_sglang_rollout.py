@@ -5,11 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime.errors import ConfigError, DeadlineError, EngineUnavailableError, HookError, RolloutFailedError
+from slime.errors import (
+    ConfigError,
+    HookError,
+    RolloutFailedError,
+)
 from slime.rollout.accounting import Fate
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.convert import to_train_samples
-from slime.rollout.data_source import RolloutDataSourceWithBuffer
+from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from slime.rollout.inflight import IN_FLIGHT
 from slime.rollout.loop import run_blocking
 from slime.rollout.sglang_rollout import (
@@ -69,32 +73,6 @@ def test_law_1_the_training_ids_are_the_engines_answer_behind_the_prompt():
             assert tuple(sample.tokens[:-2]) in calls
             assert sample.loss_mask == [1, 1]
             assert sample.rollout_log_probs == [scripted_logprob(token) for token in sample.tokens[-2:]]
-
-
-def seeds_of_a_step(hook=None):
-    """Prompt -> seeds of its calls, in order, in a step of two groups of one rollout."""
-    with scripted() as server:
-        step(server, ListSource(size=1), custom_generate_function_path=hook)
-        calls = list(server.engine.calls)
-    by_prompt = {}
-    for call in calls:
-        by_prompt.setdefault(call.prompt, []).append(call.params.sampling_seed)
-    return by_prompt
-
-
-@pytest.mark.parametrize(("hook", "asked"), [("asks_three_times", 3), ("asks_by_rollout", 2)])
-def test_each_engine_call_of_a_rollout_has_a_seed_of_its_own_that_a_repeat_gives_again(hook, asked):
-    seeds = seeds_of_a_step(HOOKS + hook)
-    every = [seed for calls in seeds.values() for seed in calls]
-    assert len(every) == len(set(every)) == 2 * asked
-    assert {prompt: sorted(calls) for prompt, calls in seeds_of_a_step(HOOKS + hook).items()} == {
-        prompt: sorted(calls) for prompt, calls in seeds.items()
-    }
-
-
-def test_a_rollout_of_one_call_has_the_seed_of_its_index():
-    seeds = seeds_of_a_step()
-    assert sorted(seeds.values()) == [[42 * 1_000_003], [42 * 1_000_003 + 1]]
 
 
 def test_law_2_every_row_carries_its_ids_under_fan_out():
@@ -191,6 +169,17 @@ def test_law_5_surplus_with_fan_out_goes_through_the_shipped_data_source(tmp_pat
         set(range(source.sample_group_index)) - {group[0].group_index for group in flat(source.buffer)}
     )
     ledger.check(0)
+
+
+def test_a_surplus_needs_a_source_that_takes_groups_back():
+    with scripted() as server:
+        args = engine_args(server.url, over_sampling_batch_size=3)
+        state_for(args)
+        with pytest.raises(ConfigError, match=r"--over-sampling-batch-size, --data-source-path: 3 groups"):
+            generate_rollout(args, 0, RolloutDataSource(args))
+        args.over_sampling_batch_size = 2
+        generate_rollout(args, 0, ListSource())
+        assert server.engine.calls[0].prompt.startswith("p")
 
 
 def test_law_5_a_soak_with_faults_of_every_kind_loses_nothing():
@@ -293,39 +282,11 @@ def test_hooks_of_the_full_batch_see_it_and_all_groups():
 
 
 def test_a_filter_that_raises_is_named():
-    with scripted() as server, pytest.raises(HookError, match=r"--dynamic-sampling-filter-path .* on group 0: raised KeyError"):
+    with (
+        scripted() as server,
+        pytest.raises(HookError, match=r"--dynamic-sampling-filter-path .* on group 0: raised KeyError"),
+    ):
         step(server, ListSource(), dynamic_sampling_filter_path=HOOKS + "filter_raises")
-
-
-FILTER = "dynamic_sampling_filter_path"
-FULL = ("rollout_sample_filter_path", "rollout_all_samples_process_path")
-
-
-@pytest.mark.parametrize(
-    ("dest", "hook", "what"),
-    [(FILTER, "filter_exits", "SystemExit"), (FILTER, "filter_stops", "StopIteration")]
-    + [(dest, "batch_exits", "SystemExit") for dest in FULL],
-)
-def test_a_batch_hook_that_exits_is_named_and_the_loop_lives_on(dest, hook, what):
-    flag = "--" + dest.replace("_", "-")
-    with scripted() as server:
-        with pytest.raises(HookError, match=rf"{flag} \(\S*{hook}\).* {what}"):
-            step(server, ListSource(), **{dest: HOOKS + hook})
-        assert len(step(server, ListSource()).samples) == 2
-
-
-@pytest.mark.parametrize(
-    ("dest", "hook"),
-    [(FILTER, "filter_blocks"), *((dest, hook) for dest in FULL for hook in ("batch_blocks", "batch_hangs"))],
-)
-def test_law_6_a_batch_hook_that_hangs_ends_at_its_deadline(dest, hook):
-    flag = "--" + dest.replace("_", "-")
-    try:
-        with scripted() as server, pytest.raises(DeadlineError, match=rf"{flag} \(\S*{hook}\) took longer"):
-            step(server, ListSource(), rollout_timeout=0.3, **{dest: HOOKS + hook})
-    finally:
-        agent_hooks.RELEASE.set()
-        agent_hooks.RELEASE.clear()
 
 
 @pytest.mark.parametrize("name", ["custom_generate_function_path", "dynamic_sampling_filter_path"])
@@ -414,25 +375,3 @@ def test_the_state_is_one_a_process_and_follows_its_args():
     changed = GenerateState(engine_args("http://127.0.0.1:2"))
     assert changed is not state
     assert changed.engine.url == "http://127.0.0.1:2"
-
-
-def test_the_probe_leaves_the_data_where_it_is():
-    from slime.rollout.probe import probe_samples
-
-    source = ListSource()
-    with scripted() as server:
-        state_for(args := engine_args(server.url))
-        rows = probe_samples(args, source)
-    assert len(rows) == 4
-    assert all(row.rollout_log_probs and row.response_length for row in rows)
-    assert [group[0].group_index for group in source.get_samples(5)] == [0, 1, 2, 3, 4]
-
-
-def test_the_probe_fails_without_an_engine():
-    from slime.rollout.probe import probe_samples
-
-    with scripted() as server:
-        pass
-    state_for(args := engine_args(server.url))
-    with pytest.raises(EngineUnavailableError):
-        probe_samples(args, ListSource())

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from slime.errors import ConfigError, HookError, RewardError
-from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.rm_hub import async_rm, batched_async_rm, check_reward_source
 from slime.rollout.rm_hub.pool import close_shared_pools
 from slime.rollout.rm_hub.validity import checked_reward
 from slime.utils import http_utils
@@ -220,3 +220,57 @@ def test_remote_null_is_no_reward():
 def test_remote_reward_without_address_names_the_flag():
     with pytest.raises(ConfigError, match="--rm-url"):
         reward(Sample(), rm_type="remote_rm")
+
+
+def check_source(samples, **args):
+    check_reward_source(types.SimpleNamespace(**args), samples)
+
+
+SOURCES = "slime.rollout.data_source."
+
+
+@pytest.mark.parametrize(
+    ("samples", "args"),
+    [
+        ([], {"rm_type": "boxed_f1"}),
+        ([Sample()], {"custom_rm_path": "a.b", "rm_type": "of my own"}),
+        ([Sample()], {"rollout_function_path": "a.b", "rm_type": "of my own"}),
+        ([Sample()], {"custom_generate_function_path": "a.b"}),
+        ([Sample()], {"rollout_sample_hook_path": ["a.b"]}),
+        ([Sample(), Sample(metadata={"rm_type": "math"})], {}),
+        ([Sample(), Sample(custom_rm_path="a.b", metadata={"rm_type": "of my own"})], {}),
+        (None, {"data_source_path": "a.b"}),
+    ],
+)
+def test_a_run_that_can_get_a_reward_may_start(samples, args):
+    check_source(samples, **args)
+
+
+@pytest.mark.parametrize(
+    ("samples", "args", "message"),
+    [
+        ([Sample()], {"rm_type": "maths"}, "--rm-type: unknown reward type 'maths'; did you mean 'math'"),
+        (
+            [Sample(metadata={"rm_type": "mth"})],
+            {},
+            "metadata.rm_type of --prompt-data: unknown .*'mth'.* 'math'",
+        ),
+        ([Sample()], {}, "no reward is configured, and no row"),
+        (None, {"data_source_path": SOURCES + "RolloutDataSourceWithBuffer"}, "no reward is configured"),
+        (
+            [Sample()],
+            {"rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout"},
+            "no reward is configured",
+        ),
+    ],
+)
+def test_a_run_without_any_reward_does_not_start(samples, args, message):
+    with pytest.raises(ConfigError, match=message):
+        check_source(samples, **args)
+
+
+def test_built_in_checks_run_in_as_many_processes_as_the_flag_says_by_default():
+    from slime.config.sections import RewardConfig
+    from slime.rollout.rm_hub.builtin import DEFAULT_WORKERS
+
+    assert RewardConfig().reward_num_workers == DEFAULT_WORKERS

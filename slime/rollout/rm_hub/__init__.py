@@ -13,10 +13,11 @@ from slime.errors import ConfigError, RewardError, SlimeError
 from slime.rollout.groups import flatten
 from slime.rollout.hooks import flag_name, load_hook, run_hook
 from slime.rollout.rm_hub.builtin import builtin_reward
+from slime.rollout.rm_hub.source import check_reward_source
 from slime.rollout.rm_hub.validity import Reward, checked_reward, sample_name
 from slime.utils.types import Sample
 
-__all__ = ["async_rm", "batched_async_rm"]
+__all__ = ["async_rm", "batched_async_rm", "check_reward_source"]
 
 DEFAULT_TIMEOUT_S = 60.0
 

@@ -41,19 +41,30 @@ async def builtin_reward(rm_type: str, args: Any, sample: Sample, timeout_s: flo
         ConfigError: no such type; names the nearest.
         RewardError: the check broke, hung, or has no label.
     """
+    check_rm_type(rm_type, "--rm-type")
     name = rm_type.removeprefix(BOXED)
     response = sample.response
     if name != rm_type and name != "math":  # the math check reads the box itself
         response = boxed_answer(response) or ""
     if name in CHECKS:
         return await _check(CHECKS[name], args, sample, response, timeout_s)
-    if name in _DIRECT:
-        return await _DIRECT[name](args, sample, response, timeout_s)
+    return await _DIRECT[name](args, sample, response, timeout_s)
+
+
+def check_rm_type(rm_type: str, place: str) -> None:
+    """Check that a reward type exists, with or without ``boxed_``.
+
+    Raises:
+        ConfigError: it does not; names the nearest.
+    """
+    name = rm_type.strip().removeprefix(BOXED)
     known = [*CHECKS, *_DIRECT]
+    if name in known:
+        return
     near = difflib.get_close_matches(name, known, n=1)
     raise ConfigError(
         f"unknown reward type {rm_type!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-        place="--rm-type",
+        place=place,
         remedy=f"one of {', '.join(known)}, with {BOXED} before it or not; or --custom-rm-path",
     )
 

@@ -1,8 +1,8 @@
 """The boundary between user code and slime: what a generate hook gave is checked here, once.
 
 Invariant: a sample that passed can be trained on: there is a prompt, ids are of the vocabulary, lengths
-agree, the mask is 0 or 1, every trained token has a finite log-prob, siblings have one id. Messages name hook,
-sample, field and both lengths.
+agree, the mask is 0 or 1, every trained token has a finite log-prob, siblings have one id. Messages name
+hook, sample, field and both lengths.
 """
 
 from __future__ import annotations

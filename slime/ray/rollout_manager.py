@@ -19,6 +19,7 @@ from slime.rollout.inflight import IN_FLIGHT
 from slime.rollout.loop import background_loop
 from slime.rollout.metrics import eval_metrics, rollout_metrics
 from slime.rollout.probe import probe_samples
+from slime.rollout.rm_hub import check_reward_source
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -35,6 +36,9 @@ class RolloutManager:
         self._source = load_function(self._args.data_source_path)(self._args)
         self._rollout = load_function(self._args.rollout_function_path)
         self._evaluate = load_function(self._args.eval_function_path or self._args.rollout_function_path)
+        dataset = getattr(self._source, "dataset", None)
+        if self._args.load_debug_rollout_data is None:
+            check_reward_source(self._args, dataset.samples if dataset is not None else None)
         self._stopped = threading.Event()
 
     def connect(self, engine_url: str) -> None:

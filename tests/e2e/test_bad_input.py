@@ -90,6 +90,16 @@ def test_a_port_that_is_taken(world):
     assert str(port) in text and "is taken" in text
 
 
+def test_no_reward_is_configured(world):
+    text = refused(world, "no-reward", custom_rm_path=None)
+    assert "--rm-type" in text and "--custom-rm-path" in text
+
+
+def test_an_unknown_reward(world):
+    text = refused(world, "bad-reward", custom_rm_path=None, rm_type="mth")
+    assert "mth" in text and "'math'" in text
+
+
 def test_a_folder_that_holds_another_run(world):
     (world.folder / "taken").mkdir()
     (world.folder / "taken" / "metrics.jsonl").write_text("")

@@ -128,11 +128,11 @@ def test_answer_that_claims_to_be_json_and_is_not_is_an_error():
 
 def test_one_session_a_loop_which_ends_with_it():
     async def main():
-        first, second = await http_utils._session(), await http_utils._session()
+        first, second = await http_utils.http_session(), await http_utils.http_session()
         assert first is second
         return first
 
     session = asyncio.run(main())
     assert session.closed
     assert asyncio.run(main()) is not session
-    assert len(http_utils._sessions) == 1
+    assert len(http_utils.http_sessions) == 1

@@ -5,7 +5,10 @@ Reads `metrics.jsonl` and nothing else of the run, so that it can be made again 
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +54,14 @@ def report_lines(run_dir: Path, places: Mapping[str, Path | None]) -> list[str]:
     lines += accounting_lines(rows)
     here = {"metrics": run_dir / "metrics.jsonl", "reward curve": reward_curve(run_dir, rows), **places}
     lines += [f"{what + ':':<16}{path}" for what, path in here.items() if path is not None]
-    return [*lines, f"{'look at it:':<16}slime view {run_dir}"]
+    return [*lines, f"{'look at it:':<16}{program()} view {run_dir}"]
+
+
+def program() -> str:
+    """How to call `slime` from here: by name, or by its path where its environment is not activated."""
+    if shutil.which("slime"):
+        return "slime"
+    return os.path.relpath(Path(sys.executable).with_name("slime"))
 
 
 def accounting_lines(rows: list[dict[str, Any]]) -> list[str]:

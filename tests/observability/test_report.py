@@ -1,7 +1,7 @@
 """The report tells before and after, and where everything is."""
 
 from slime.observability.console import COLUMNS, PlainConsole, header, row
-from slime.observability.report import evaluation_scores, report_lines
+from slime.observability.report import evaluation_scores, program, report_lines
 from slime.observability.trackers import JsonLines
 
 
@@ -15,7 +15,8 @@ def test_the_report_compares_first_and_last_evaluation(tmp_path):
     text = "\n".join(report_lines(tmp_path, {"checkpoint": tmp_path / "c", "model folder": None}))
     assert "accuracy on sums: 0.200 before, 0.500 after 2 steps, 2.5 times as much" in text
     assert "0.300 in the first step, 0.700 in the last" in text
-    assert f"slime view {tmp_path}" in text and "model folder" not in text
+    assert f"{program()} view {tmp_path}" in text and program().endswith("slime")
+    assert "model folder" not in text
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 

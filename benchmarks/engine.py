@@ -4,7 +4,11 @@
 
 Both sides get the same random prompts, sample at temperature 1 and never stop early; the engine returns a
 log-prob a token too. decode = tokens of a run of N new tokens less those of a run of one, by the difference
-of their times. CPU seconds count all threads of this process; run on an idle machine for the wall clock.
+of their times. The rows "mixed" are one batch whose requests want 1 to N new tokens each, as rollouts do: all
+wanted tokens by the time of the whole batch. Each side runs in a process of its own, so that each has one
+OpenMP pool: `transformers` in the environment as it is (with --tuned in ours, which asks for huge pages).
+CPU seconds count all threads, also those that spin for the next operation; run on an idle machine for the
+wall clock.
 """
 
 import argparse
@@ -12,7 +16,9 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -60,7 +66,7 @@ class Ours:
         return timed(lambda: self.generate(prompts, new_tokens))
 
     def generate(self, prompts, new_tokens):
-        params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, sampling_seed=0)
+        wanted = new_tokens if isinstance(new_tokens, list) else [new_tokens] * len(prompts)
         left, results = threading.Semaphore(0), {}
 
         def listener(update):
@@ -68,13 +74,14 @@ class Ours:
             left.release()
 
         for i, prompt in enumerate(prompts):
+            params = SamplingParams(max_new_tokens=wanted[i], ignore_eos=True, sampling_seed=0)
             request = Request(
                 rid=str(i), input_ids=prompt, params=params, return_logprob=True, want_text=False
             )
             self.engine.submit(request, listener)
         for _ in prompts:
             left.acquire()
-        assert all(len(update.output_ids) == new_tokens for update in results.values())
+        assert [len(results[str(i)].output_ids) for i in range(len(prompts))] == wanted
         return [results[str(i)] for i in range(len(prompts))]
 
 
@@ -90,14 +97,14 @@ class Transformers:
         self.model.generation_config.eos_token_id = None
 
     def run(self, prompts, new_tokens):
-        ids = torch.tensor(prompts)
+        ids, longest = torch.tensor(prompts), max(new_tokens) if isinstance(new_tokens, list) else new_tokens
 
         def generate():
             with torch.inference_mode():
                 self.model.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
-                    max_new_tokens=new_tokens,
+                    max_new_tokens=longest,
                     do_sample=True,
                     temperature=1.0,
                     top_k=0,
@@ -126,6 +133,17 @@ def speed(side, batch, vocab, new_tokens, repeats):
         "end_to_end_tokens_per_cpu_s": batch * new_tokens / long.cpu,
         "end_to_end_tokens_per_s": batch * new_tokens / long.wall,
     }
+
+
+def mixed(side, batch, vocab, args):
+    """Wanted tokens per second where each request wants another number of new tokens."""
+    rng = random.Random(0)
+    wanted = [rng.randint(1, args.new_tokens) for _ in range(batch)]
+    cost = side.run(random_prompts(batch, vocab, 7), wanted)
+    row = {"tokens_per_cpu_s": sum(wanted) / cost.cpu, "tokens_per_s": sum(wanted) / cost.wall}
+    shown = f"{row['tokens_per_cpu_s']:7.0f} tok/CPU-s {row['tokens_per_s']:7.0f} tok/s"
+    print(f"{side.name:13} B={batch:<3}  mixed  {shown}, prefill included", flush=True)
+    return row
 
 
 def matmul_rate():
@@ -192,6 +210,43 @@ def line(name, batch, row, extra):
     return "  ".join(parts)
 
 
+def measure_transformers(args):
+    """The limits of the machine and the rows of `transformers`."""
+    torch.set_num_threads(args.threads)
+    limits = {"matmul_gflop_per_cpu_s": matmul_rate(), "read_gb_per_cpu_s": read_bandwidth()}
+    print(", ".join(f"{name} {value:.1f}" for name, value in limits.items()), flush=True)
+    side = Transformers(args.model)
+    vocab = side.model.config.vocab_size
+    side.run(random_prompts(2, vocab, 99), 3)
+    rows = [row_of(side, batch, vocab, args) for batch in args.batches]
+    return {"limits": limits, "rows": rows, "mixed": mixed(side, max(args.batches), vocab, args)}
+
+
+def measure_slime(args):
+    """The rows of the engine, and a conversation with it."""
+    limits = json.loads(args.limits.read_text())["limits"]
+    side = Ours(args.model, args.threads)
+    vocab = side.engine.vocab_size
+    side.run(random_prompts(2, vocab, 99), 3)
+    rows = [
+        row_of(side, batch, vocab, args, lambda row, b: shares(side.engine, row, b, args.new_tokens, limits))
+        for batch in args.batches
+    ]
+    spread = mixed(side, max(args.batches), vocab, args)
+    turns = conversation(side, vocab, args.repeats)
+    print(f"turn {TURNS} of a conversation costs {turns['last_over_first']:.2f} times turn 1")
+    stats = asdict(side.engine.stats)
+    side.engine.shutdown()
+    return {"rows": rows, "mixed": spread, "conversation": turns, "stats": stats}
+
+
+def row_of(side, batch, vocab, args, extra=lambda row, batch: {}):
+    row = speed(side, batch, vocab, args.new_tokens, args.repeats)
+    more = extra(row, batch)
+    print(line(side.name, batch, row, more), flush=True)
+    return {"engine": side.name, "batch": batch} | row | more
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -203,35 +258,27 @@ def main():
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="fewer batch sizes, 16 new tokens, one repeat")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--tuned", action="store_true", help="our environment for transformers too")
+    parser.add_argument("--side", choices=["transformers", "slime"], help=argparse.SUPPRESS)
+    parser.add_argument("--limits", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    batches, new_tokens, repeats = args.batches, args.new_tokens, args.repeats
     if args.quick:
-        batches, new_tokens, repeats = [1, 64], 16, 1
-    ours, theirs = Ours(args.model, args.threads), Transformers(args.model)
-    vocab = ours.engine.vocab_size
-    limits = {"matmul_gflop_per_cpu_s": matmul_rate(), "read_gb_per_cpu_s": read_bandwidth()}
-    result = {"model": args.model, "threads": args.threads, "new_tokens": new_tokens} | limits | {"rows": []}
-    print(", ".join(f"{name} {value:.1f}" for name, value in limits.items()))
-    for side in (ours, theirs):
-        side.run(random_prompts(2, vocab, 99), 3)
-    for batch in batches:
-        for side in (theirs, ours):
-            row = speed(side, batch, vocab, new_tokens, repeats)
-            extra = shares(ours.engine, row, batch, new_tokens, limits) if side is ours else {}
-            result["rows"].append({"engine": side.name, "batch": batch} | row | extra)
-            print(line(side.name, batch, row, extra), flush=True)
-    result["conversation"] = conversation(ours, vocab, repeats)
-    result["stats"] = asdict(ours.engine.stats)
-    print(
-        f"turn {TURNS} of a conversation costs {result['conversation']['last_over_first']:.2f} times turn 1"
-    )
-    ours.engine.shutdown()
+        args.batches, args.new_tokens, args.repeats = [1, 64], 16, 1
+    if args.side:
+        found = (measure_slime if args.side == "slime" else measure_transformers)(args)
+        args.out.write_text(json.dumps(found))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        theirs, ours = Path(folder) / "transformers", Path(folder) / "slime"
+        for side, more in ((theirs, []), (ours, ["--limits", str(theirs)])):
+            command = [sys.executable, *sys.argv, "--side", side.name, "--out", str(side), *more]
+            tuned = args.tuned or side is ours
+            subprocess.run(command, check=True, env=os.environ | (TUNING if tuned else {}))
+        result = {"model": args.model, "threads": args.threads, "new_tokens": args.new_tokens}
+        result |= {"transformers": json.loads(theirs.read_text()), "slime": json.loads(ours.read_text())}
     if args.out:
         args.out.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":
-    if TUNING.items() - os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | TUNING)
     main()

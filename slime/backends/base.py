@@ -65,8 +65,12 @@ class Trainer(Protocol):
         """Write weights, optimizer, schedule and RNG state below `folder`."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Inverse of `save`."""
+    def load(self, folder: Path, *, restart_at: int | None = None) -> None:
+        """Inverse of `save`.
+
+        Args:
+            restart_at: take the weights only, with a fresh optimizer at this step of the schedule.
+        """
         ...
 
     def save_hf(self, folder: Path) -> None:

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from slime.backends.folder import MARKER, mark, may_replace
 from slime.errors import ModelError
@@ -101,13 +102,12 @@ def _write_folder(gguf_file: Path, folder: Path, dtype: str) -> None:
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
 
 
-def _forget_quantization(model: object) -> None:
+def _forget_quantization(model: Any) -> None:
     """The weights are dequantised now, but transformers would refuse to save a model that once was GGUF."""
-    config = getattr(model, "config")  # noqa: B009 - transformers is untyped here
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model.is_quantized = False  # type: ignore[attr-defined]
-    model.hf_quantizer = None  # type: ignore[attr-defined]
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.is_quantized = False
+    model.hf_quantizer = None
 
 
 if __name__ == "__main__":

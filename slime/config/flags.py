@@ -50,7 +50,7 @@ class Flag:
         if value is None:
             if self.default is None:
                 return None
-            raise ConfigError("needs a value", place=place, remedy=f"leave it out for {self.default!r}")
+            raise ConfigError("needs a value", place=place, remedy="leave it out for the default")
         value = self._typed(value, place)
         for item in value if isinstance(value, list) else [value]:
             self._in_range(item, place)

@@ -159,6 +159,10 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("tb_project_name", config.run.use_tensorboard, "--use-tensorboard"),
         ("tb_experiment_name", config.run.use_tensorboard, "--use-tensorboard"),
     ]
+    rules += [
+        (dest, not config.train_only, "an engine (no --debug-train-only or --load-debug-rollout-data)")
+        for dest in ("eval_prompt_data", "eval_config")
+    ]
     rules += [(dest, has_eval, "--eval-prompt-data or --eval-config") for dest in _EVAL_FLAGS]
     for dest, used, needs in rules:
         if dest in given and not used:

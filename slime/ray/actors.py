@@ -14,6 +14,7 @@ from typing import Any
 from slime.backends.update import RolloutUpdate
 from slime.config import Config
 from slime.config.plan import Plan
+from slime.errors import DeadlineError
 from slime.observability.console import RunConsole
 from slime.ray.batch import RolloutBatch
 from slime.ray.checkpoints import Checkpoint
@@ -59,37 +60,56 @@ class Actors:
         """
         self._launch(plan)
         if checkpoint is not None:
-            self._restore(checkpoint, plan.first_rollout_step)
+            self._restore(checkpoint, plan)
         self.synchronise(plan.first_rollout_step)
         if self._engine is not None and self._trainer is not None and self._config.run.startup_check:
             console.note(self._check_log_probs())
 
     def _launch(self, plan: Plan) -> None:
-        """All actors start at the same time; the data is waited for first, as the likeliest to fail."""
+        """All actors start at the same time; the data is waited for first, as the likeliest to fail.
+
+        An actor is made empty and loads in `start`: an error there keeps its type and its message, while
+        Ray turns one in a constructor into the actor's death.
+        """
         config = self._config
-        self._manager = _actor("slime.ray.rollout_manager.RolloutManager", 4, config)
+        self._manager = self._actor("rollout manager", "slime.ray.rollout_manager.RolloutManager", 4, config)
+        manager = self._manager.start.remote()
         if self.generates:
             log = str(self._run_dir / "logs" / "engine.log")
-            model = config.model.hf_checkpoint
-            self._engine = _actor("slime.ray.engine_actor.EngineActor", 2, model, config.engine, log)
+            self._engine = self._actor("engine", "slime.ray.engine_actor.EngineActor", 2, config, log)
+            engine = self._engine.start.remote()
         if self.trains:
-            self._trainer = _actor("slime.ray.train_actor.TrainActor", 2, config, plan)
+            self._trainer = self._actor("trainer", "slime.ray.train_actor.TrainActor", 2, config, plan)
             weights = self._trainer.start.remote()
-        self._wait_at_start("start of the rollout manager", self._manager.prompts.remote())
-        self._supervisor.watch("rollout manager", self._manager.watch.remote())
+        self._wait_at_start("start of the rollout manager", manager)
         if self._engine is not None:
-            url = self._wait_at_start("start of the engine", self._engine.url.remote())
+            url = self._wait_at_start("start of the engine", engine)
             self._wait_at_start("connection to the engine", self._manager.connect.remote(url))
-            self._supervisor.watch("engine", self._engine.watch.remote())
         if self._trainer is not None:
             self._weights_file = self._wait_at_start("start of the trainer", weights)
-            self._supervisor.watch("trainer", self._trainer.watch.remote())
 
-    def _restore(self, checkpoint: Checkpoint, first_step: int) -> None:
+    def _actor(self, name: str, path: str, threads: int, *arguments: Any) -> Any:
+        """Make an actor of the class at `path` and watch it from its first moment.
+
+        Its `watch` takes one of its `threads` for good; all other calls share the rest.
+        """
+        import ray
+
+        cls = load_function(path)
+        actor = ray.remote(cls).options(**actor_options(threads)).remote(*arguments)
+        self._supervisor.watch(name, actor.watch.remote())
+        return actor
+
+    def _restore(self, checkpoint: Checkpoint, plan: Plan) -> None:
+        """Go on from a checkpoint; from another step than its next, with its weights and nothing else."""
+        first = plan.first_rollout_step
         if self._trainer is not None:
-            self._wait_at_start("loading the checkpoint", self._trainer.load.remote(str(checkpoint.folder)))
+            goes_on = first == checkpoint.rollout_id + 1
+            restart_at = None if goes_on else first * plan.optimizer_steps_per_rollout_step
+            call = self._trainer.load.remote(str(checkpoint.folder), restart_at)
+            self._wait_at_start("loading the checkpoint", call)
         if self.generates:
-            self._wait_at_start("loading the data position", self._manager.load.remote(first_step - 1))
+            self._wait_at_start("loading the data position", self._manager.load.remote(first - 1))
 
     def _check_log_probs(self) -> str:
         samples = self._wait_at_start("probe of the engine", self._manager.probe.remote())
@@ -104,7 +124,11 @@ class Actors:
             on_progress(self._wait("progress", self._manager.progress.remote())[0])
 
         call = self._manager.generate.remote(step)
-        batch: RolloutBatch = self._wait(f"rollout step {step}", call, can_give_up=True, on_tick=tick)
+        try:
+            batch: RolloutBatch = self._wait(f"rollout step {step}", call, can_give_up=True, on_tick=tick)
+        except DeadlineError as error:
+            table = self._wait("table of what is in flight", self._manager.describe.remote())
+            raise DeadlineError(f"{error.message}; in flight:\n{table}", remedy=error.remedy) from None
         return batch
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -162,11 +186,3 @@ class Actors:
 
     def _wait(self, name: str, reference: Any, **options: Any) -> Any:
         return self._supervisor.wait(name, reference, self._deadline, **options)
-
-
-def _actor(path: str, threads: int, *arguments: Any) -> Any:
-    """Start an actor of the class at `path`, with so many calls at the same time."""
-    import ray
-
-    cls = load_function(path)
-    return ray.remote(cls).options(**actor_options(threads)).remote(*arguments)

@@ -3,7 +3,6 @@
 A checkpoint of rollout step N is the folder ``step_NNNNNN`` (trainer state) beside ``rollout/`` (data
 position and buffer, written by the data source). Invariant: it counts only once its manifest, written
 last, is there.
-last, is there.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ change only between `pause` and `resume`, and every change sets a version.
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
-from slime.config.sections import EngineConfig
+from slime.config import Config
+from slime.errors import ConfigError
 from slime.rollout.engine_client import EngineClient
 from slime.rollout.loop import run_blocking
 from slime.serving.embedded.process import EngineProcess
@@ -21,16 +23,28 @@ class EngineActor:
     No method is a coroutine: Ray would then run all of them on one event loop, and `watch` would block it.
     """
 
-    def __init__(self, model: str, config: EngineConfig, log_file: str) -> None:
-        self._process = EngineProcess(model, config, Path(log_file))
-        self._client = EngineClient(self._process.url)
+    def __init__(self, config: Config, log_file: str) -> None:
+        self._config = config
+        self._log_file = Path(log_file)
+        self._ready = threading.Event()
 
-    def url(self) -> str:
-        """Base URL of the engine."""
+    def start(self) -> str:
+        """Start the engine; returns its base URL.
+
+        Raises:
+            EngineError: it did not start; holds the end of its log.
+        """
+        model = self._config.model.hf_checkpoint
+        if model is None:
+            raise ConfigError("the engine needs a model", place="--hf-checkpoint")
+        self._process = EngineProcess(model, self._config.engine, self._log_file)
+        self._client = EngineClient(self._process.url)
+        self._ready.set()
         return self._process.url
 
     def watch(self) -> str:
         """Lasts as long as the engine; returns how it ended."""
+        self._ready.wait()
         return self._process.wait_for_exit()
 
     def hold(self) -> None:

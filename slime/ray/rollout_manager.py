@@ -33,22 +33,25 @@ class RolloutManager:
 
     def __init__(self, config: Config) -> None:
         self._args = config.args()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Load the data and the functions.
+
+        Raises:
+            DataError, ConfigError, HookError: data or configuration that cannot be used.
+        """
         self._source = load_function(self._args.data_source_path)(self._args)
         self._rollout = load_function(self._args.rollout_function_path)
         self._evaluate = load_function(self._args.eval_function_path or self._args.rollout_function_path)
         dataset = getattr(self._source, "dataset", None)
         if self._args.load_debug_rollout_data is None:
             check_reward_source(self._args, dataset.samples if dataset is not None else None)
-        self._stopped = threading.Event()
 
     def connect(self, engine_url: str) -> None:
         """Use the engine at this URL from now on."""
         host, _, port = engine_url.removeprefix("http://").rpartition(":")
         self._args = self._args.with_values(sglang_router_ip=host, sglang_router_port=int(port))
-
-    def prompts(self) -> int:
-        """Prompts in the data source."""
-        return len(self._source)
 
     def watch(self) -> str:
         """Lasts as long as the actor is wanted."""

@@ -23,8 +23,8 @@ from slime.train.batch import TrainSample
 class TrainActor:
     """Holds a `Trainer` and the file that its weights live in.
 
-    All that computes runs on one thread of the actor, the one that `start` ran on: OpenMP threads of a second
-    pool would outnumber the cores, and every operation would wait for a wake-up.
+    All that computes runs on one thread of the actor, since the only other one is in `watch`: OpenMP threads
+    of a second pool would outnumber the cores, and every operation would wait for a wake-up.
     """
 
     def __init__(self, config: Config, plan: Plan) -> None:
@@ -77,9 +77,9 @@ class TrainActor:
         """Write a Hugging Face folder."""
         self._trainer.save_hf(Path(folder))
 
-    def load(self, folder: str) -> None:
-        """Read the trainer's state."""
-        self._trainer.load(Path(folder))
+    def load(self, folder: str, restart_at: int | None) -> None:
+        """Read the trainer's state, or its weights only; see `Trainer.load`."""
+        self._trainer.load(Path(folder), restart_at=restart_at)
         self._publish()
 
     def stop(self) -> None:
@@ -101,7 +101,7 @@ def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
         config.model,
         config.algorithm,
         config.train,
-        temperature=config.rollout.rollout_temperature,
+        temperature=config.rollout.rollout_temperature or 1.0,  # greedy log-probs are those of temperature 1
         total_steps=plan.rollout_steps * plan.optimizer_steps_per_rollout_step,
     )
     weights = SharedWeights.create(trainer.weights())

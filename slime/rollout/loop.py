@@ -52,11 +52,16 @@ class BackgroundLoop:
             return outcome.result()
         except BaseException:
             if not outcome.done():
-                self.loop.call_soon_threadsafe(lambda: self._running[outcome].cancel())
+                self.loop.call_soon_threadsafe(self._cancel, outcome)
                 concurrent.futures.wait([outcome], timeout=CANCEL_SECONDS)
             raise
         finally:
             self._running.pop(outcome, None)
+
+    def _cancel(self, outcome: concurrent.futures.Future[Any]) -> None:
+        task = self._running.get(outcome)
+        if task is not None:  # else it has ended meanwhile
+            task.cancel()
 
     def cancel(self) -> None:
         """Cancel what other threads run here and wait for its end, so that hooks in flight clean up."""

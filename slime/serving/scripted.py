@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from slime.config.sections import EngineConfig
 from slime.errors import EngineUnavailableError
 from slime.serving.background import ServerHandle
-from slime.serving.embedded.core import HEALTH_RID, Listener, PauseMode
+from slime.serving.embedded.core import HEALTH_RID, EngineStats, Listener, PauseMode
 from slime.serving.embedded.request import Request
 from slime.serving.script import (
     Policy,
@@ -49,21 +49,6 @@ __all__ = [
 Result = TypeVar("Result")
 _HISTORY = 256
 _NOTHING = Script(token_ids=(), logprobs=(), ending={})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptedStats:
-    """The scripted engine's `EngineStats`; its worker is never busy."""
-
-    running: int
-    waiting: int
-    used_tokens: int
-    reusable_tokens: int
-    capacity: int
-    prefill_tokens: int
-    cached_tokens: int
-    decode_tokens: int
-    busy_seconds: float = 0.0
 
 
 @dataclass(eq=False)
@@ -129,10 +114,10 @@ class ScriptedEngine:
         return self._is_open
 
     @property
-    def stats(self) -> ScriptedStats:
+    def stats(self) -> EngineStats:
         """Load now; the cache is made up: four contexts large."""
         used = sum(len(run.request.input_ids) + len(run.versions) for run in list(self._running))
-        return ScriptedStats(
+        return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
             used_tokens=used,

@@ -17,8 +17,13 @@ ALGORITHM = AlgorithmConfig()
 
 
 def run(trainer, seeds, algorithm=ALGORITHM):
-    for seed in seeds:
-        train_on_rollouts(trainer, group_samples(seed=seed), algorithm=algorithm, rollouts_per_step=6)
+    """Train on a rollout for each seed; returns the metrics."""
+    return [
+        train_on_rollouts(
+            trainer, group_samples(seed=seed), algorithm=algorithm, rollouts_per_step=6
+        ).metrics()
+        for seed in seeds
+    ]
 
 
 def values(trainer):
@@ -57,6 +62,25 @@ def test_resume_is_exact(tiny_dir, tmp_path):
     assert torch.equal(torch.rand(1), after_save)
     run(second, range(2, 4))
     assert_equal(values(second), values(straight))
+
+
+def test_a_restart_takes_the_weights_and_begins_the_schedule_where_it_is_told(tiny_dir, tmp_path):
+    schedule = {"lr_decay_style": "cosine", "lr_warmup_iters": 0}
+    first = make_trainer(tiny_dir, **schedule)
+    run(first, range(3))
+    first.save(tmp_path / "checkpoint")
+    straight = make_trainer(tiny_dir, **schedule)
+    straight.load(tmp_path / "checkpoint", restart_at=1)
+    assert_equal(values(straight), values(first))
+    fresh = make_trainer(tiny_dir, **schedule)
+    run(fresh, [0])
+    assert run(straight, [0])[0]["train/lr"] == run(fresh, [1])[0]["train/lr"]
+    straight.save(tmp_path / "restarted")
+    resumed = make_trainer(tiny_dir, **schedule)
+    resumed.load(tmp_path / "restarted")
+    run(straight, [1])
+    run(resumed, [1])
+    assert_equal(values(resumed), values(straight))
 
 
 def test_checkpoints_without_optimizer_state_load_only_where_asked_for(tiny_dir, tmp_path):

@@ -16,10 +16,6 @@ async def none_reward(args, sample, **kwargs):
     return None
 
 
-async def nan_for_some(args, sample, **kwargs):
-    return float("nan") if sample.index % 8 == 0 else float(sample.index % 2)
-
-
 async def raises_for_some(args, sample, sampling_params):
     """Every eighth rollout breaks."""
     if sample.index % 8 == 3:

@@ -118,8 +118,13 @@ class Optimizer:
             for key in ("exp_avg", "exp_avg_sq")
         }
 
-    def load_state(self, tensors: Mapping[str, torch.Tensor], steps: int) -> None:
-        """Inverse of `state_tensors`, with the number of steps done.
+    @property
+    def moment_steps(self) -> int:
+        """Steps that the moments have seen; fewer than `steps` after a fresh start of the optimizer."""
+        return max((int(state["step"]) for state in self._adamw.state.values()), default=0)
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], *, steps: int, moment_steps: int) -> None:
+        """Inverse of `state_tensors`, with the position in the schedule and the steps of the moments.
 
         Raises:
             KeyError, ValueError: a tensor is missing or has another shape.
@@ -130,7 +135,9 @@ class Optimizer:
         if not tensors:
             return
         for name, parameter in self._parameters.items():
-            state: dict[str, torch.Tensor] = {"step": torch.tensor(float(steps), device=parameter.device)}
+            state: dict[str, torch.Tensor] = {
+                "step": torch.tensor(float(moment_steps), device=parameter.device)
+            }
             for key in ("exp_avg", "exp_avg_sq"):
                 value = tensors[f"{key}.{name}"]
                 if value.shape != parameter.shape:

@@ -188,20 +188,21 @@ class TorchTrainer:
         optimizer = self._optimizer.state_tensors() if self._save_optimizer else {}
         counters = {
             "optimizer_steps": self._optimizer.steps,
+            "moment_steps": self._optimizer.moment_steps,
             "optimizer_state": self._save_optimizer,
             "python_rng": random.getstate(),
         }
         write_checkpoint(folder, Checkpoint(dict(self.weights()), optimizer, _rng_states(), counters))
 
-    def load(self, folder: Path) -> None:
-        """Read a checkpoint into the present storage of the parameters.
+    def load(self, folder: Path, *, restart_at: int | None = None) -> None:
+        """Read a checkpoint into the present storage of the parameters; see `Trainer.load`.
 
         Raises:
             CheckpointError: no checkpoint, one of another model, or one without optimizer state where this
                 run was not told to do without (``--no-save-optim``).
         """
         saved = read_checkpoint(folder)
-        if self._save_optimizer and not saved.counters["optimizer_state"]:
+        if self._save_optimizer and restart_at is None and not saved.counters["optimizer_state"]:
             raise CheckpointError(
                 "it has no optimizer state",
                 place=str(folder),
@@ -212,7 +213,13 @@ class TorchTrainer:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(saved.weights[name])
-        self._optimizer.load_state(saved.optimizer, saved.counters["optimizer_steps"])
+        if restart_at is not None:
+            self._optimizer.load_state({}, steps=restart_at, moment_steps=0)
+        else:
+            counters = saved.counters
+            self._optimizer.load_state(
+                saved.optimizer, steps=counters["optimizer_steps"], moment_steps=counters["moment_steps"]
+            )
         _restore_rng(saved.rng, saved.counters["python_rng"])
 
     def save_hf(self, folder: Path) -> None:

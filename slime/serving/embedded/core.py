@@ -7,6 +7,7 @@ Torch-free; knows nothing of HTTP.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from slime.serving.embedded.request import Request, Update
@@ -20,7 +21,8 @@ HEALTH_RID = "HEALTH_CHECK"
 """How the names of health probes begin."""
 
 
-class EngineStats(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
     """Load of an engine now, and totals since its start. All are counts but `busy_seconds`.
 
     Attributes:
@@ -29,32 +31,16 @@ class EngineStats(Protocol):
         prefill_tokens, cached_tokens: prompt tokens computed, and taken from kept prefixes.
     """
 
-    @property
-    def running(self) -> int: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-    @property
-    def used_tokens(self) -> int: ...
-
-    @property
-    def reusable_tokens(self) -> int: ...
-
-    @property
-    def capacity(self) -> int: ...
-
-    @property
-    def prefill_tokens(self) -> int: ...
-
-    @property
-    def cached_tokens(self) -> int: ...
-
-    @property
-    def decode_tokens(self) -> int: ...
-
-    @property
-    def busy_seconds(self) -> float: ...
+    running: int
+    waiting: int
+    used_tokens: int
+    reusable_tokens: int
+    capacity: int
+    prefill_tokens: int
+    cached_tokens: int
+    decode_tokens: int
+    steps: int = 0
+    busy_seconds: float = 0.0
 
 
 class EngineCore(Protocol):

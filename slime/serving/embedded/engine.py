@@ -13,7 +13,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 import psutil
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from slime.config.sections import EngineConfig
 from slime.errors import EngineError, EngineRequestError, EngineUnavailableError
-from slime.serving.embedded.core import Listener, PauseMode
+from slime.serving.embedded.core import EngineStats, Listener, PauseMode
 from slime.serving.embedded.kv_cache import KVShape
 from slime.serving.embedded.model_loader import load_model
 from slime.serving.embedded.request import Request, Update
@@ -37,22 +36,6 @@ Result = TypeVar("Result")
 MEMORY_SHARE = 0.25
 """Share of the free memory that the default capacity takes."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """A snapshot. Tokens are key-value tokens; counters are totals since the start."""
-
-    running: int
-    waiting: int
-    used_tokens: int
-    reusable_tokens: int
-    capacity: int
-    prefill_tokens: int
-    cached_tokens: int
-    decode_tokens: int
-    steps: int
-    busy_seconds: float
 
 
 class Engine:

@@ -27,6 +27,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=8, help="how many samples to show [8]")
     options = parser.parse_args(argv)
     console = Console(highlight=False)
+    if not options.run.exists():
+        raise DataError(
+            "is not there", place=str(options.run), remedy="name the --run-dir of a run, or a dump"
+        )
     if options.run.is_dir():
         console.print(steps_table(options.run))
         dump = find_dump(options.run, options.rollout)

@@ -89,10 +89,7 @@ class Actors:
             self._weights_file = self._wait_at_start("start of the trainer", weights)
 
     def _actor(self, name: str, path: str, threads: int, *arguments: Any) -> Any:
-        """Make an actor of the class at `path` and watch it from its first moment.
-
-        Its `watch` takes one of its `threads` for good; all other calls share the rest.
-        """
+        """Make an actor of the class at `path`, and watch it; `watch` takes one of its `threads`."""
         import ray
 
         cls = load_function(path)

@@ -6,11 +6,14 @@ Invariant: weights change only inside `train` and `load`, between the engine's `
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from slime.backends.base import Trainer
 from slime.backends.update import RolloutUpdate, train_on_rollouts
@@ -19,19 +22,34 @@ from slime.config.plan import Plan
 from slime.serving.weights.shared import SharedWeights
 from slime.train.batch import TrainSample
 
+Result = TypeVar("Result")
 
-class TrainActor:
-    """Holds a `Trainer` and the file that its weights live in.
 
-    All that computes runs on one thread of the actor, since the only other one is in `watch`: OpenMP threads
-    of a second pool would outnumber the cores, and every operation would wait for a wake-up.
+def on_one_thread(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Run a method on the one thread of its object's `compute`, whichever thread Ray calls it from.
+
+    Torch has a pool of OpenMP threads for each thread that computes; those of a second pool would outnumber
+    the cores, and every operation would wait for a wake-up.
     """
 
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Result:
+        result: Result = self.compute.submit(method, self, *args, **kwargs).result()
+        return result
+
+    return run
+
+
+class TrainActor:
+    """Holds a `Trainer` and the file that its weights live in."""
+
     def __init__(self, config: Config, plan: Plan) -> None:
+        self.compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slime-train")
         self._config = config
         self._plan = plan
         self._stopped = threading.Event()
 
+    @on_one_thread
     def start(self) -> str:
         """Load the model; returns the path under which an engine on this machine maps the weights."""
         self._trainer, self._weights = _build(self._config, self._plan)
@@ -46,6 +64,7 @@ class TrainActor:
         """What the trainer computes in: ``float32`` or ``bfloat16``."""
         return self._trainer.precision
 
+    @on_one_thread
     def train(self, samples: Sequence[TrainSample]) -> RolloutUpdate:
         """All optimizer steps of one rollout step; metrics of each step, and of the whole."""
         started = time.perf_counter()
@@ -63,20 +82,24 @@ class TrainActor:
         timing = {"perf/train_time": seconds, "perf/actor_train_tok_per_s": tokens / seconds}
         return replace(update, timing=timing)
 
+    @on_one_thread
     def log_probs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
         """Log-probs of the response tokens under the current weights."""
         values = self._trainer.log_probs(samples)
         self._trainer.sleep()
         return values
 
+    @on_one_thread
     def save(self, folder: str) -> None:
         """Write the trainer's state; the folder appears whole or not at all."""
         self._trainer.save(Path(folder))
 
+    @on_one_thread
     def save_hf(self, folder: str) -> None:
         """Write a Hugging Face folder."""
         self._trainer.save_hf(Path(folder))
 
+    @on_one_thread
     def load(self, folder: str, restart_at: int | None) -> None:
         """Read the trainer's state, or its weights only; see `Trainer.load`."""
         self._trainer.load(Path(folder), restart_at=restart_at)

@@ -134,7 +134,7 @@ class ScriptedEngine:
     def shutdown(self) -> None:
         """Abort what is in flight and end the worker."""
         if self._is_open:
-            self._post(lambda: self._close("the engine was shut down"))
+            self._post(self._close)
         self._worker.join()
 
     def submit(self, request: Request, listener: Listener) -> None:
@@ -261,8 +261,9 @@ class ScriptedEngine:
             return
         total = len(run.script.token_ids)
         if run.answer.die_after is not None and len(run.versions) >= min(run.answer.die_after, total):
+            self._take_nothing_more()
             self.on_death()
-            self._close("the engine's worker died")
+            self._end_all("the engine's worker died")
             return
         if len(run.versions) < total:
             run.versions.append(self.weight_version)
@@ -327,10 +328,16 @@ class ScriptedEngine:
         if flush:
             self._history = []
 
-    def _close(self, reason: str) -> None:
-        """Take nothing more, do what was asked before, and end all requests."""
+    def _close(self) -> None:
+        self._take_nothing_more()
+        self._end_all("the engine was shut down")
+
+    def _take_nothing_more(self) -> None:
         with self._gate:
             self._is_open = False
+
+    def _end_all(self, reason: str) -> None:
+        """Do what was asked before, and end all requests."""
         while not self._tasks.empty():
             self._tasks.get()()
         for run in [*self._running, *self._waiting]:

@@ -60,7 +60,9 @@ def test_force_replaces_nothing_that_slime_did_not_write(tmp_path, name):
     assert [path.name for path in mine.iterdir()] == [name]
 
 
-def test_view_wants_a_run(tmp_path):
+def test_view_wants_a_run(tmp_path, capsys):
+    assert main(["view", str(tmp_path / "absent")]) == 2
+    assert "absent: is not there" in capsys.readouterr().err
     with pytest.raises(DataError, match="holds no metrics.jsonl"):
         steps_table(tmp_path)
     (tmp_path / "rollouts").mkdir()

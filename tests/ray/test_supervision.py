@@ -26,9 +26,6 @@ class Worker:
     def watch(self):
         threading.Event().wait()
 
-    def thread(self):
-        return threading.get_ident()
-
     def die(self):
         os._exit(7)
 
@@ -76,16 +73,6 @@ def test_the_death_of_a_watched_actor_ends_another_wait(worker, session):
     other.die.remote()
     with pytest.raises(ActorDiedError, match="^engine: its process died"):
         supervisor.wait("nap", worker.sleep.remote(30), 60)
-
-
-def test_an_actor_of_two_threads_that_is_watched_first_computes_on_one(session):
-    import ray
-
-    actor = ray.remote(Worker).options(**actor_options(threads=2)).remote()
-    watching = actor.watch.remote()
-    assert len(set(ray.get([actor.thread.remote() for _ in range(20)], timeout=60))) == 1
-    assert ray.wait([watching], timeout=0)[0] == []
-    ray.kill(actor)
 
 
 def test_a_requested_stop_gives_up_only_what_can_be_given_up(worker):

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from slime.serving.embedded.detokenizer import IncrementalDecoder, StopStrings
 from slime.serving.embedded.kv_cache import Place
 from slime.serving.embedded.request import Request, TokenLogprob, TopLogprobs, Update
 from slime.serving.embedded.sampler import Row
+from slime.utils.detokenizer import IncrementalDecoder, StopStrings
 
 FinishReason = dict[str, Any]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.serving.embedded.detokenizer import MAX_HELD_TOKENS, IncrementalDecoder, StopStrings
+from slime.utils.detokenizer import MAX_HELD_TOKENS, IncrementalDecoder, StopStrings
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

@@ -1,0 +1,1 @@
+"""Agents: token sessions, adapters, parsers, harnesses and sandboxes."""

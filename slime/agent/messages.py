@@ -3,7 +3,8 @@
 A message is a dict as chat templates take it: ``role`` (system, user, assistant, tool), ``content`` (text, or
 a list of parts where images are passed through), for the assistant ``reasoning_content`` and ``tool_calls``
 (``{"id", "type": "function", "function": {"name", "arguments": dict}}``), for a tool ``tool_call_id``.
-Besides, ``handles`` lists what this server minted for the message and the client sent back. Knows no protocol.
+Besides, ``handles`` lists what this server minted for the message and the client sent back. Knows no
+protocol.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a protocol has to provide, and the values that pass between it and the adapter.
 
-A `WireProtocol` translates a client's body into a `ModelRequest`, gives a `ReplyWriter` that puts the answer
-on the wire, and shapes errors. Invariant: the writer mints every handle by which the client's next request names
+A `WireProtocol` translates a client's body into a `ModelRequest`, gives a `ReplyWriter` that puts the
+answer on the wire, and shapes errors. Invariant: the writer mints every handle by which the client's next request names
 this turn. Knows neither tokens nor sessions.
 """
 
@@ -156,7 +156,7 @@ class WireProtocol(abc.ABC):
         """The request in the common form.
 
         Raises:
-            AdapterError: ``invalid_request``, naming the field and its place: ``messages[3].content[0].type``.
+            AdapterError: ``invalid_request``, naming the field and place: ``messages[3].content[0].type``.
         """
 
     @abc.abstractmethod

@@ -1,7 +1,7 @@
 """What a protocol has to provide, and the values that pass between it and the adapter.
 
-A `WireProtocol` translates a client's body into a `ModelRequest`, gives a `ReplyWriter` that puts the
-answer on the wire, and shapes errors. Invariant: the writer mints every handle by which the client's next request names
+A `WireProtocol` translates a body into a `ModelRequest`, gives a `ReplyWriter` that puts the answer on the
+wire, and shapes errors. Invariant: the writer mints every handle by which the client's next request names
 this turn. Knows neither tokens nor sessions.
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
-from slime.rollout.generation import Generation, parse_generation
+from slime.utils.generation import Generation, parse_generation
 from slime.utils.http_utils import http_session
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from aiohttp import web
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
 from slime.rollout.engine_client import EngineClient
-from slime.rollout.generation import VersionSpan
 from slime.serving.scripted import ScriptedAnswer, scripted_logprob
+from slime.utils.generation import VersionSpan
 from tests.rollout.kit import raw_server, scripted, until
 
 PROMPT = [40, 41, 42]

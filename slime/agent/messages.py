@@ -18,6 +18,8 @@ import orjson
 Message: TypeAlias = dict[str, Any]
 
 HANDLES = "handles"
+TOOLS_ROLE = "tools"
+"""Role of the message that begins a history and holds its tools: with other tools it is another one."""
 
 
 def handles_of(message: Mapping[str, Any]) -> tuple[str, ...]:

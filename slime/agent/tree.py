@@ -1,0 +1,156 @@
+"""A session's histories as one tree of messages, with the sampled turns at their places.
+
+A history is matched from the root: an assistant message by a handle that this server minted, any message by
+what it says. Invariant: a turn stands at one node; where it re-appears under another prefix, that node says
+whose turn it repeats. Keeps digests, never messages. Knows neither templates nor samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slime.agent.messages import Message, handles_of, match_key
+from slime.agent.turn import Turn
+
+
+class Node:
+    """A message in its place.
+
+    Attributes:
+        turn: what was sampled here; None for messages that clients wrote.
+        repeats: the turn that a client put here although it was sampled elsewhere.
+        is_rewritten: a client goes on from another text than was sampled; `key` is then of that text.
+    """
+
+    __slots__ = ("children", "is_rewritten", "key", "parent", "repeats", "role", "turn")
+
+    def __init__(self, parent: Node | None, key: bytes, role: str) -> None:
+        self.parent = parent
+        self.key = key
+        self.role = role
+        self.children: list[Node] = []
+        self.is_rewritten = False
+        self.turn: Turn | None = None
+        self.repeats: Turn | None = None
+        if parent is not None:
+            parent.children.append(self)
+
+    @property
+    def said(self) -> Turn | None:
+        """The turn whose tokens stand here, sampled here or elsewhere."""
+        return None if self.is_rewritten else self.turn or self.repeats
+
+    def path(self) -> list[Node]:
+        """The nodes from the root, which is not among them, to this one."""
+        nodes, node = [], self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a history stands in the tree.
+
+    Attributes:
+        node: the last message of the history; a request's answer becomes its child.
+        turns: for each message of the history the turn that was sampled for it, at this place or elsewhere.
+        anchor: how many messages end with the last turn that was sampled in this very place; 0: none.
+    """
+
+    node: Node
+    turns: tuple[Turn | None, ...]
+    anchor: int
+
+    @property
+    def anchor_turn(self) -> Turn | None:
+        """The turn at `anchor`."""
+        return self.turns[self.anchor - 1] if self.anchor else None
+
+
+class MessageTree:
+    """The tree of one session.
+
+    Args:
+        merges: an only answer that nothing follows is taken to be what a client rewrote, where it is not
+            known by handle or text; else what is rewritten is another branch.
+    """
+
+    def __init__(self, *, merges: bool) -> None:
+        self.root = Node(None, b"", "")
+        self.turns: list[Node] = []
+        self._merges = merges
+        self._by_handle: dict[str, Node] = {}
+
+    def place(self, messages: Sequence[Message], *, continues: str | None = None) -> Place | None:
+        """Find a history's place; messages that are new are put there.
+
+        Args:
+            continues: a handle of the turn that the messages follow, instead of beginning at the root.
+
+        Returns:
+            None if `continues` is not known.
+        """
+        start = self._by_handle.get(continues) if continues else self.root
+        if start is None:
+            return None
+        node = start
+        for message in messages:
+            node = self._child(node, message) or self._new(node, message)
+        path = node.path()
+        turns = tuple(node.said for node in path)
+        here = [i for i, node in enumerate(path, start=1) if node.turn is not None and not node.is_rewritten]
+        return Place(node, turns, here[-1] if here else 0)
+
+    def add(self, parent: Node, message: Message, turn: Turn, handles: Sequence[str]) -> Node:
+        """Put a sampled turn under the prompt that it answers."""
+        node = Node(parent, match_key(message), "assistant")
+        node.turn = turn
+        self.turns.append(node)
+        for handle in (*handles, *handles_of(message)):
+            self._by_handle[handle] = node
+        return node
+
+    def leaves(self) -> Iterator[Node]:
+        """Nodes without children, depth first, in the order in which they came."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            if not node.children:
+                yield node
+            stack.extend(reversed(node.children))
+
+    def _known(self, message: Message) -> Node | None:
+        """The node of the turn that the message repeats, by its handles."""
+        nodes = (self._by_handle.get(handle) for handle in handles_of(message))
+        return next((node for node in nodes if node is not None), None)
+
+    def _child(self, node: Node, message: Message) -> Node | None:
+        if message.get("role") != "assistant":
+            return _last(node, match_key(message))
+        known = self._known(message)
+        if known is not None:
+            here = [child for child in node.children if known.turn in (child.turn, child.repeats)]
+            return here[0] if here else None
+        return _last(node, match_key(message)) or self._rewritten(node, message)
+
+    def _new(self, node: Node, message: Message) -> Node:
+        new = Node(node, match_key(message), str(message.get("role")))
+        known = self._known(message) if new.role == "assistant" else None
+        new.repeats = known.turn if known is not None else None
+        return new
+
+    def _rewritten(self, node: Node, message: Message) -> Node | None:
+        """The only answer to `node`, if nothing follows it; it then says what the message says."""
+        answers = [child for child in node.children if child.role == "assistant"]
+        if not self._merges or len(answers) != 1 or answers[0].children or answers[0].turn is None:
+            return None
+        answers[0].key, answers[0].is_rewritten = match_key(message), True
+        return answers[0]
+
+
+def _last(node: Node, key: bytes) -> Node | None:
+    """The newest child with this key: of two equal answers a client goes on from the one that it got last."""
+    return next((child for child in reversed(node.children) if child.key == key), None)

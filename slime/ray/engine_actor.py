@@ -12,9 +12,9 @@ from pathlib import Path
 
 from slime.config import Config
 from slime.errors import ConfigError
-from slime.rollout.engine_client import EngineClient
 from slime.rollout.loop import run_blocking
 from slime.serving.embedded.process import EngineProcess
+from slime.utils.engine_client import EngineClient
 
 
 class EngineActor:

@@ -10,8 +10,8 @@ import uuid
 from typing import Any, Protocol
 
 from slime.errors import ConfigError, DataError
-from slime.rollout.engine_client import EngineClient
 from slime.rollout.seeds import with_call_seed
+from slime.utils.engine_client import EngineClient
 from slime.utils.types import Sample
 
 

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from slime.errors import ConfigError
 from slime.rollout.accounting import Ledger
-from slime.rollout.engine_client import EngineClient
 from slime.rollout.generate import Tokenizer
+from slime.utils.engine_client import EngineClient
 from slime.utils.misc import SingletonMeta
 from slime.utils.processing_utils import load_tokenizer
 

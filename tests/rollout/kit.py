@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from aiohttp import web
 
 from slime.config.sections import EngineConfig
-from slime.rollout.engine_client import EngineClient
 from slime.rollout.outcome import Completed, Failed, Rollout
 from slime.rollout.sglang_rollout import GenerateState
 from slime.serving.scripted import ScriptedAnswer, start_scripted_server
+from slime.utils.engine_client import EngineClient
 from slime.utils.types import Sample
 from tests.tiny import tiny_tokenizer
 

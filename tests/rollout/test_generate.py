@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from slime.errors import ConfigError, DataError
-from slime.rollout.engine_client import EngineClient
 from slime.rollout.generate import generate_sample, new_token_budget, prompt_ids
 from slime.serving.scripted import ScriptedAnswer, scripted_logprob
+from slime.utils.engine_client import EngineClient
 from slime.utils.types import Sample
 from tests.rollout.kit import scripted, tokenizer
 

@@ -4,8 +4,8 @@ import pytest
 from aiohttp import web
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
-from slime.rollout.engine_client import EngineClient
 from slime.serving.scripted import ScriptedAnswer, scripted_logprob
+from slime.utils.engine_client import EngineClient
 from slime.utils.generation import VersionSpan
 from tests.rollout.kit import raw_server, scripted, until
 
@@ -237,3 +237,50 @@ def test_two_hundred_requests_run_at_once():
     with scripted(lambda call: ScriptedAnswer(hang=True)) as server:
         answers = asyncio.run(main(server))
     assert [answer.finish_reason for answer in answers] == ["abort"] * 200
+
+
+def test_tokens_are_told_as_they_come():
+    told = []
+    slow = ScriptedAnswer(token_ids=[70, 71, 72], token_latency=0.05)
+    with scripted(lambda call: slow) as server:
+        answer = call(server.url, on_tokens=told.append)
+    assert len(told) > 1
+    assert [token for ids in told for token in ids] == answer.output_ids == [70, 71, 72]
+    assert answer.log_probs == [scripted_logprob(token) for token in (70, 71, 72)]
+    assert answer.finish_reason == "stop"
+
+
+def test_a_refusal_is_the_same_for_a_stream():
+    with scripted() as server, pytest.raises(EngineRequestError, match="answered 400: top_p"):
+        call(server.url, {"top_p": 5}, on_tokens=print)
+
+
+def test_a_stream_that_dies_is_not_begun_again():
+    told = []
+    dying = ScriptedAnswer(text="abcdef", token_latency=0.05, die_after=2)
+    with scripted(lambda call: dying) as server, pytest.raises(EngineUnavailableError):
+        call(server.url, on_tokens=told.append)
+    assert len(server.engine.calls) == 1
+    assert sum(map(len, told)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("events", "error", "message"),
+    [
+        (b'data: {"error": {"message": "out of memory"}}\n\n', EngineError, "out of memory"),
+        (b'data: {"output_ids": [1], "meta_info": {}}\n\n', EngineUnavailableError, "stream ended before"),
+        (b"data: [DONE]\n\n", EngineUnavailableError, "stream ended before"),
+    ],
+)
+def test_a_stream_without_its_end_is_an_error(events, error, message):
+    async def handler(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(events)
+        return response
+
+    async def generate(engine):
+        return await engine.generate(PROMPT, {"max_new_tokens": 8}, timeout=20.0, on_tokens=lambda ids: None)
+
+    with pytest.raises(error, match=message):
+        with_raw(handler, generate)

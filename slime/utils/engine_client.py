@@ -11,14 +11,19 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
 from slime.utils.generation import Generation, parse_generation
 from slime.utils.http_utils import http_session
+
+if TYPE_CHECKING:
+    import aiohttp
 
 logger = logging.getLogger(__name__)
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
@@ -27,6 +32,8 @@ ABORT_SECONDS = 2.0
 CONTROL_SECONDS = 120.0
 CONNECT_SECONDS = 10.0
 ROUTING_HEADER = "X-SMG-Routing-Key"
+OnTokens: TypeAlias = Callable[[list[int]], None]
+_DATA, _DONE = b"data: ", b"data: [DONE]"
 
 _aborts: set[asyncio.Task[None]] = set()
 """Aborts under way: the event loop itself holds tasks only weakly."""
@@ -52,19 +59,22 @@ class EngineClient:
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: Sequence[int] | npt.NDArray[np.int32],
         sampling_params: dict[str, Any],
         *,
         rid: str | None = None,
         routing_key: str | None = None,
         timeout: float,
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
         """Sample one continuation of `input_ids`.
 
         Args:
+            input_ids: token ids; a numpy array is sent without being copied into Python numbers.
             rid: name of the request at the engine (default: a fresh one).
             routing_key: keeps a session on one worker.
             timeout: seconds for all tries together.
+            on_tokens: called with the new ids whenever some have been sampled; there is no retry after that.
 
         Raises:
             EngineRequestError: 4xx, with the engine's message.
@@ -76,13 +86,17 @@ class EngineClient:
         headers = {ROUTING_HEADER: routing_key} if routing_key else {}
         body = {
             "rid": rid,
-            "input_ids": list(input_ids),
+            "input_ids": input_ids,
             "sampling_params": sampling_params,
             "return_logprob": True,
         }
+        if on_tokens is not None:
+            body["stream"] = True
         url, place = self.url + "/generate", f"{self.url}, request {rid}"
         try:
-            answer = await self._request("POST", url, body, timeout, headers=headers, place=place)
+            answer = await self._request(
+                "POST", url, body, timeout, headers=headers, place=place, on_tokens=on_tokens
+            )
         except (asyncio.CancelledError, DeadlineError):
             await self._abort_soon(rid)
             raise
@@ -228,20 +242,26 @@ class EngineClient:
         *,
         headers: dict[str, str] | None = None,
         place: str | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Any:
         """One call with all its tries, within `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._with_retries(method, url, body, headers or {})
+                return await self._with_retries(method, url, body, headers or {}, on_tokens)
         except TimeoutError as error:
             raise DeadlineError(f"no answer within {timeout:g} s", place=place or url) from error
 
     async def _with_retries(
-        self, method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str]
+        self,
+        method: str,
+        url: str,
+        body: dict[str, Any] | None,
+        headers: dict[str, str],
+        on_tokens: OnTokens | None,
     ) -> Any:
         for attempt in range(self._retries + 1):
             try:
-                return await self._once(method, url, body, headers)
+                return await self._once(method, url, body, headers, on_tokens)
             except _Transient as error:
                 if attempt == self._retries:
                     raise EngineUnavailableError(
@@ -250,21 +270,50 @@ class EngineClient:
             await asyncio.sleep(min(self._backoff * 2**attempt, 5.0) * random.uniform(0.5, 1.0))
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _once(self, method: str, url: str, body: dict[str, Any] | None, headers: dict[str, str]) -> Any:
+    async def _once(
+        self,
+        method: str,
+        url: str,
+        body: dict[str, Any] | None,
+        headers: dict[str, str],
+        on_tokens: OnTokens | None = None,
+    ) -> Any:
         import aiohttp
 
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        data = None if body is None else orjson.dumps(body)
+        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = headers | {"Content-Type": "application/json"}
         session = await http_session()
         try:
             async with session.request(method, url, data=data, headers=headers, timeout=limits) as response:
+                if on_tokens is not None and response.status == 200:
+                    return await _last_of_stream(response, on_tokens, url)
                 content = await response.read()
         except aiohttp.ClientPayloadError as error:
             raise EngineUnavailableError(f"died while it answered: {error}", place=url) from error
         except aiohttp.ClientConnectionError as error:
             raise _Transient(f"{type(error).__name__}: {error}") from error
         return _checked(response.status, content, url)
+
+
+async def _last_of_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens, url: str) -> Any:
+    """The last answer of a stream in which each holds all tokens so far."""
+    buffer, seen, answer = b"", 0, None
+    async for chunk in response.content.iter_any():
+        *events, buffer = (buffer + chunk).split(b"\n\n")
+        answers = [event[len(_DATA) :] for event in events if event.startswith(_DATA) and event != _DONE]
+        if not answers:
+            continue
+        answer = _object(_parsed(answers[-1]), url)
+        if "error" in answer:
+            raise EngineError(f"failed while it answered: {_message(answers[-1])}", place=url)
+        ids = answer.get("output_ids") or []
+        if len(ids) > seen:
+            on_tokens(ids[seen:])
+            seen = len(ids)
+    if answer is None or not answer.get("meta_info", {}).get("finish_reason"):
+        raise EngineUnavailableError("its stream ended before the answer did", place=url)
+    return answer
 
 
 def _checked(status: int, content: bytes, url: str) -> Any:

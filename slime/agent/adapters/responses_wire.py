@@ -1,0 +1,80 @@
+"""OpenAI Responses: a body of `/v1/responses` in the common form.
+
+Invariant: a request that goes on from an earlier response carries only its new messages; what came before,
+instructions among it, is the session's. Sampling parameters are not read. Knows neither the items of a
+history (`responses_request`) nor those of an answer (`responses_reply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime.agent.adapters.openai_body import Fields, invalid
+from slime.agent.adapters.openai_shapes import refusal
+from slime.agent.adapters.responses_reply import ReplyPlan, ResponsesWriter
+from slime.agent.adapters.responses_request import messages_of
+from slime.agent.adapters.responses_tools import ToolTable
+from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
+from slime.agent.messages import Message
+
+_NEEDS_STORAGE = ("conversation", "prompt")
+
+
+class ResponsesWire(WireProtocol):
+    """The protocol of Codex, the OpenAI SDKs' `responses`, openai-agents, and opencode's openai provider."""
+
+    def translate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
+        fields = Fields(body)
+        _check_supported(fields)
+        table = ToolTable(fields.objects("tools"))
+        choice, tools = table.choice(fields)
+        messages = [*_instructions(fields), *messages_of(fields, table)]
+        if not messages:
+            raise invalid("input", "text or at least one item is required")
+        return ModelRequest(
+            messages=messages,
+            tools=tools,
+            model=fields.optional_text("model") or ModelRequest.model,
+            stream=fields.flag("stream", False),
+            max_tokens=fields.count("max_output_tokens"),
+            tool_choice=choice,
+            parallel_tool_calls=fields.flag("parallel_tool_calls", True),
+            continues=fields.optional_text("previous_response_id") or None,
+            extra={
+                "reply": ReplyPlan(routes=table.routes, is_codex=_is_codex(headers)),
+                "response_format": _format(fields),
+            },
+        )
+
+    def writer(self, request: ModelRequest) -> ResponsesWriter:
+        return ResponsesWriter(request)
+
+    def error(self, error: AdapterError) -> tuple[int, dict[str, Any]]:
+        return refusal(error)
+
+
+def _check_supported(fields: Fields) -> None:
+    for name in _NEEDS_STORAGE:
+        if fields.value.get(name) is not None:
+            raise invalid(name, "is not stored here; send the items in `input`")
+    if fields.flag("background", False):
+        raise invalid("background", "an answer is given while the client waits, not later")
+
+
+def _instructions(fields: Fields) -> list[Message]:
+    """A leading system message; a chain that goes on has it already."""
+    said = fields.optional_text("instructions")
+    goes_on = fields.value.get("previous_response_id")
+    return [{"role": "system", "content": said}] if said and not goes_on else []
+
+
+def _format(fields: Fields) -> str:
+    shape = fields.object("text")
+    form = shape.object("format") if shape else None
+    return form.text("type") if form else "text"
+
+
+def _is_codex(headers: Mapping[str, str]) -> bool:
+    names = {name.lower(): value for name, value in headers.items()}
+    return any(names.get(name, "").lower().startswith("codex") for name in ("originator", "user-agent"))

@@ -13,6 +13,7 @@ from typing import Any
 from slime.agent.adapters.chat_reply import ChatWriter
 from slime.agent.adapters.openai_body import Fields, function_tool, invalid
 from slime.agent.adapters.openai_shapes import refusal
+from slime.agent.adapters.traffic import origin_of
 from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
 from slime.agent.messages import Message
 
@@ -26,22 +27,24 @@ class ChatWire(WireProtocol):
         messages = [_message(message) for message in fields.objects("messages")]
         if not messages:
             raise invalid("messages", "at least one is required")
-        tools = [_tool(tool) for tool in fields.objects("tools")]
-        choice, tools = _tool_choice(fields, tools)
+        offered = [_tool(tool) for tool in fields.objects("tools")]
+        choice, tools = _tool_choice(fields, offered)
+        max_tokens = fields.count("max_completion_tokens") or fields.count("max_tokens")
         options, form = fields.object("stream_options"), fields.object("response_format")
+        wants_json = form is not None and form.text("type") != "text"
         return ModelRequest(
             messages=messages,
             tools=tools,
             model=fields.optional_text("model") or ModelRequest.model,
             stream=fields.flag("stream", False),
-            max_tokens=fields.count("max_completion_tokens") or fields.count("max_tokens"),
+            max_tokens=max_tokens,
             stop=_stop(fields),
             tool_choice=choice,
             parallel_tool_calls=fields.flag("parallel_tool_calls", True),
-            extra={
-                "include_usage": options is not None and options.flag("include_usage", False),
-                "response_format": form.text("type") if form else "text",
-            },
+            origin=origin_of(
+                headers, messages=messages, tools=offered, wants_json=wants_json, max_tokens=max_tokens
+            ),
+            extra={"include_usage": options is not None and options.flag("include_usage", False)},
         )
 
     def writer(self, request: ModelRequest) -> ChatWriter:

@@ -15,6 +15,7 @@ from slime.agent.adapters.openai_shapes import refusal
 from slime.agent.adapters.responses_reply import ReplyPlan, ResponsesWriter
 from slime.agent.adapters.responses_request import messages_of
 from slime.agent.adapters.responses_tools import ToolTable
+from slime.agent.adapters.traffic import origin_of
 from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
 from slime.agent.messages import Message
 
@@ -32,19 +33,24 @@ class ResponsesWire(WireProtocol):
         messages = [*_instructions(fields), *messages_of(fields, table)]
         if not messages:
             raise invalid("input", "text or at least one item is required")
+        max_tokens = fields.count("max_output_tokens")
         return ModelRequest(
             messages=messages,
             tools=tools,
             model=fields.optional_text("model") or ModelRequest.model,
             stream=fields.flag("stream", False),
-            max_tokens=fields.count("max_output_tokens"),
+            max_tokens=max_tokens,
             tool_choice=choice,
             parallel_tool_calls=fields.flag("parallel_tool_calls", True),
             continues=fields.optional_text("previous_response_id") or None,
-            extra={
-                "reply": ReplyPlan(routes=table.routes, is_codex=_is_codex(headers)),
-                "response_format": _format(fields),
-            },
+            origin=origin_of(
+                headers,
+                messages=messages,
+                tools=table.tools,
+                wants_json=_wants_json(fields),
+                max_tokens=max_tokens,
+            ),
+            extra={"reply": ReplyPlan(routes=table.routes, is_codex=_is_codex(headers))},
         )
 
     def writer(self, request: ModelRequest) -> ResponsesWriter:
@@ -69,10 +75,10 @@ def _instructions(fields: Fields) -> list[Message]:
     return [{"role": "system", "content": said}] if said and not goes_on else []
 
 
-def _format(fields: Fields) -> str:
+def _wants_json(fields: Fields) -> bool:
     shape = fields.object("text")
     form = shape.object("format") if shape else None
-    return form.text("type") if form else "text"
+    return form is not None and form.text("type") != "text"
 
 
 def _is_codex(headers: Mapping[str, str]) -> bool:

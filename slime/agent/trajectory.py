@@ -87,8 +87,8 @@ class TrajectoryManager:
                 setattr(turn, name, metadata[name])
         self.record_at(sid, place, turn=turn, response_message=response_message)
 
-    def record_at(self, sid: str, place: Place, *, turn: TurnRecord, response_message: Message) -> Node:
-        """Record the answer to a history whose place is known; returns its node."""
+    def record_at(self, sid: str, place: Place, *, turn: TurnRecord, response_message: Message) -> Turn:
+        """Record the answer to a history whose place is known."""
         tree = self._trees[sid]
         kept = keep(
             turn,
@@ -96,7 +96,16 @@ class TrajectoryManager:
             base=_nearest(place.node),
             uses_tool=bool(response_message.get("tool_calls")),
         )
-        return tree.add(place.node, response_message, kept, turn.handles)
+        tree.add(place.node, response_message, kept, turn.handles)
+        return kept
+
+    def add_handles(self, sid: str, turn: Turn, handles: Sequence[str]) -> None:
+        """Further names of a turn, under which its answer was given again."""
+        self._trees[sid].name(turn, handles)
+
+    def forget_place(self, sid: str, place: Place) -> None:
+        """Take back the messages that were new at a place, before anything follows them."""
+        self._trees[sid].forget(place)
 
     def get_trajectory(
         self,

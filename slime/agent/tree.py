@@ -58,11 +58,13 @@ class Place:
         node: the last message of the history; a request's answer becomes its child.
         turns: for each message of the history the turn that was sampled for it, at this place or elsewhere.
         anchor: how many messages end with the last turn that was sampled in this very place; 0: none.
+        new: how many messages at the end were not known before.
     """
 
     node: Node
     turns: tuple[Turn | None, ...]
     anchor: int
+    new: int = 0
 
     @property
     def anchor_turn(self) -> Turn | None:
@@ -96,13 +98,15 @@ class MessageTree:
         start = self._by_handle.get(continues) if continues else self.root
         if start is None:
             return None
-        node = start
+        node, new = start, 0
         for message in messages:
-            node = self._child(node, message) or self._new(node, message)
+            child = self._child(node, message)
+            new += child is None
+            node = child or self._new(node, message)
         path = node.path()
         turns = tuple(node.said for node in path)
         here = [i for i, node in enumerate(path, start=1) if node.turn is not None and not node.is_rewritten]
-        return Place(node, turns, here[-1] if here else 0)
+        return Place(node, turns, here[-1] if here else 0, new)
 
     def add(self, parent: Node, message: Message, turn: Turn, handles: Sequence[str]) -> Node:
         """Put a sampled turn under the prompt that it answers."""
@@ -112,6 +116,18 @@ class MessageTree:
         for handle in (*handles, *handles_of(message)):
             self._by_handle[handle] = node
         return node
+
+    def name(self, turn: Turn, handles: Sequence[str]) -> None:
+        """Give a turn further handles."""
+        self._by_handle.update(dict.fromkeys(handles, self.turns[turn.number]))
+
+    def forget(self, place: Place) -> None:
+        """Take back the messages that were new at a place, before anything follows them."""
+        node = place.node
+        for _ in range(place.new):
+            assert node.parent is not None
+            node.parent.children.remove(node)
+            node = node.parent
 
     def leaves(self) -> Iterator[Node]:
         """Nodes without children, depth first, in the order in which they came."""

@@ -1,0 +1,25 @@
+"""`AnthropicAdapter`: Messages, and the counting of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from slime.agent.adapters.anthropic_wire import AnthropicWire
+from slime.agent.adapters.base import BaseAdapter
+from slime.agent.adapters.wire import WireProtocol
+
+
+class AnthropicAdapter(BaseAdapter):
+    """Serves Anthropic's protocol; see `BaseAdapter` for arguments and sessions."""
+
+    log_prefix = "anthropic adapter"
+
+    def protocols(self) -> Mapping[str, WireProtocol]:
+        """The protocol of each path."""
+        return {"/v1/messages": AnthropicWire()}
+
+    def _register_routes(self, prefix: str) -> None:
+        super()._register_routes(prefix)
+        count = partial(self._count_tokens, protocol=AnthropicWire())
+        self.app.router.add_post(prefix + "/v1/messages/count_tokens", count)

@@ -1,0 +1,457 @@
+"""`BaseAdapter`: sessions behind an HTTP application that speaks a model provider's protocol.
+
+Message history in, sampled tokens out. Invariant: only sessions that were opened are served, until they are
+finished; a request's failure has its protocol's shape and ends no other request. Knows no
+protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from aiohttp import web
+
+from slime.agent.adapters.exchange import (
+    Exchange,
+    Output,
+    StoredReply,
+    closing_reply,
+    replay,
+)
+from slime.agent.adapters.http import (
+    BODY_BYTES,
+    Connection,
+    error_of_http,
+    json_response,
+    named_session,
+    read_body,
+)
+from slime.agent.adapters.sessions import Session, Sessions
+from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
+from slime.agent.messages import Message
+from slime.agent.parsing import OutputParser, detect_parsers
+from slime.agent.session import OpenTurnError, Prompt, UnknownTurnError
+from slime.agent.template import ChatTemplate
+from slime.agent.template_probe import TemplateRefusalError
+from slime.agent.trajectory import TrajectoryManager, TurnRecord
+from slime.agent.tree import Node
+from slime.agent.turn import Turn
+from slime.errors import ConfigError
+from slime.utils.detokenizer import CONTEXT_TOKENS, IncrementalDecoder, StopStrings
+from slime.utils.engine_client import EngineClient, OnTokens
+from slime.utils.generation import Generation
+from slime.utils.types import Sample
+
+DebugCallback: TypeAlias = Callable[
+    [str, Sequence[Message], Sequence[dict[str, Any]], Message, TurnRecord], None
+]
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TurnCapReply: TypeAlias = Literal["429", "final_turn"]
+ENGINE_SECONDS = 900.0
+CLOSING_TEXT = "The turn limit of this run is reached."
+SAMPLING_DEFAULTS: Mapping[str, Any] = {
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "no_stop_trim": True,
+    "max_new_tokens": 4096,
+}
+
+
+class BaseAdapter:
+    """Serves sessions in the protocols that a subclass names.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer, or what has its `apply_chat_template` and `decode`.
+        sglang_url: an engine, or a router before several.
+        tool_parser: see `slime.agent.parsing`; None takes what the chat template tells.
+        reasoning_parser: likewise.
+        max_turns_per_sid: most sampled answers of a session.
+        fork_threshold_tokens: see `TrajectoryManager`; None never masks a sampled token.
+        debug_callback: called with session id, messages, tools, answer and turn before a turn is recorded.
+        turn_cap_reply: what a session gets past its cap: ``429``, or a closing answer that ends every client.
+        max_concurrent_requests: more are refused as overload.
+        allow_unknown_sessions: open a session for any id that comes; for experiments.
+        chat_template_kwargs: passed to the chat template, such as ``enable_thinking``.
+
+    Attributes:
+        app: the aiohttp application.
+        manager: turns and samples.
+        counters: requests, errors by kind, replayed answers, broken connections.
+    """
+
+    logger: ClassVar[logging.Logger] = logging.getLogger(__name__)
+    log_prefix: ClassVar[str] = "adapter"
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Any,
+        sglang_url: str,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        max_turns_per_sid: int | None = None,
+        fork_threshold_tokens: int | None = None,
+        debug_callback: DebugCallback | None = None,
+        turn_cap_reply: TurnCapReply = "429",
+        max_concurrent_requests: int = 1024,
+        allow_unknown_sessions: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if turn_cap_reply not in ("429", "final_turn"):
+            raise ConfigError(f"turn_cap_reply is {turn_cap_reply!r}", remedy="use '429' or 'final_turn'")
+        self.template = ChatTemplate(tokenizer, kwargs=chat_template_kwargs)
+        for line in self.template.report.lines():
+            self.logger.info("%s: %s", self.log_prefix, line)
+        detected = detect_parsers(getattr(tokenizer, "chat_template", None) or "")
+        self.tool_parser = tool_parser or detected[0]
+        self.reasoning_parser = reasoning_parser or detected[1]
+        self.manager = TrajectoryManager(fork_threshold_tokens=fork_threshold_tokens or 0)
+        self._sessions = Sessions(self.manager, self.template, allow_unknown=allow_unknown_sessions)
+        self.store = self._sessions.open_by_name
+        self.counters: dict[str, int] = {}
+        self._tokenizer = tokenizer
+        self._engine = EngineClient(sglang_url)
+        self._max_turns = max_turns_per_sid
+        self._turn_cap_reply = turn_cap_reply
+        self._debug_callback = debug_callback
+        self._free = max_concurrent_requests
+        self._started = time.time()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._guarded(request, handler)
+
+        self.app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard])
+        self.app.on_startup.append(self._remember_loop)
+        for prefix in ("", "/s/{sid}"):
+            self._register_routes(prefix)
+
+    def protocols(self) -> Mapping[str, WireProtocol]:
+        """The protocol of each path; the first is also the shape of errors elsewhere."""
+        raise NotImplementedError
+
+    def _register_routes(self, prefix: str) -> None:
+        """Routes below `prefix`, which may hold the session id as ``{sid}``."""
+        router = self.app.router
+        for path, protocol in self.protocols().items():
+            router.add_post(prefix + path, partial(self._handle, protocol=protocol))
+        router.add_get(prefix + "/v1/models", self._models)
+        router.add_get(prefix + "/healthz", self._healthz)
+        for path in ("", "/", "/api/hello", "/v1"):
+            router.add_route("HEAD", prefix + path, self._healthz)
+
+    async def _remember_loop(self, _: web.Application) -> None:
+        """The application's tasks live on this loop; sessions may be finished from any."""
+        self._loop = asyncio.get_running_loop()
+
+    # Sessions
+
+    def open_session(
+        self,
+        sid: str,
+        *,
+        sampling_defaults: Mapping[str, Any] | None = None,
+        max_context_tokens: int = 0,
+    ) -> None:
+        """Serve requests that name `sid`.
+
+        Args:
+            sampling_defaults: SGLang sampling parameters of every turn (law 7: clients do not change them).
+            max_context_tokens: most tokens of prompt and answer; 0: the engine's limit.
+
+        Raises:
+            ValueError: the session is open already, or was finished.
+        """
+        self._sessions.open(sid, sampling_defaults=sampling_defaults, max_context_tokens=max_context_tokens)
+
+    async def finish_session(
+        self,
+        sid: str,
+        *,
+        base_sample: Sample | None = None,
+        reward: float | dict[str, Any] | None = 0.0,
+        extra_metadata: Mapping[str, Any] | None = None,
+        wait_timeout: float = 5.0,
+        max_sample_tokens: int = 0,
+    ) -> list[Sample]:
+        """Close a session and take its samples, their `response` decoded.
+
+        Args:
+            wait_timeout: seconds that requests in flight get to end; then they are cancelled.
+
+        Raises:
+            ValueError: no such session is open.
+        """
+        if sid not in self.store:
+            raise ValueError(f"session {sid!r} is not open")
+        await self.shutdown_session(sid, wait_timeout=wait_timeout)
+        samples = self.manager.get_trajectory(
+            sid,
+            base_sample=base_sample or Sample(session_id=sid),
+            reward=reward,
+            extra_metadata=extra_metadata,
+            max_sample_tokens=max_sample_tokens,
+        )
+        for sample in samples:
+            sample.response = self._tokenizer.decode(sample.tokens[-sample.response_length :])
+        return samples
+
+    async def drop_session(self, sid: str, *, wait_timeout: float = 5.0) -> None:
+        """Close a session and forget its turns; an unknown one is no error."""
+        await self.shutdown_session(sid, wait_timeout=wait_timeout)
+        self.manager.drop_session(sid)
+
+    async def shutdown_session(self, sid: str, *, wait_timeout: float = 5.0) -> None:
+        """Take no more requests of a session, and end those in flight; its turns are kept."""
+        closing = self._sessions.close(sid, wait_timeout=wait_timeout)
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            await closing
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(closing, self._loop))
+
+    # Requests
+
+    async def _handle(self, http: web.Request, protocol: WireProtocol) -> web.StreamResponse:
+        body = await self._preprocess_body(http, await read_body(http))
+        sid = self._session_id(http, body)
+        session = self._sessions.get(sid)
+        if not self._free:
+            raise AdapterError("overloaded", "too many requests at once", retry_after=1.0)
+        request = self._translate(protocol, http, body)
+        task = asyncio.current_task()
+        assert task is not None
+        self._free -= 1
+        session.inflight.add(task)
+        try:
+            return await self._answer(http, protocol, request, sid, session)
+        finally:
+            self._free += 1
+            session.inflight.discard(task)
+
+    async def _preprocess_body(self, http: web.Request, body: dict[str, Any]) -> dict[str, Any]:
+        """For subclasses: change a body before it is translated."""
+        return body
+
+    def _session_id(self, http: web.Request, body: Mapping[str, Any]) -> str:
+        """The session that a request names."""
+        return named_session(http, body)
+
+    def _translate(self, protocol: WireProtocol, http: web.Request, body: Mapping[str, Any]) -> ModelRequest:
+        """A body in the common form."""
+        request = protocol.translate(body, http.headers)
+        if not request.stream and "text/event-stream" in http.headers.get("Accept", ""):
+            request = replace(request, stream=True)
+        for index, message in enumerate(request.messages):
+            if isinstance(message.get("content"), list):
+                raise AdapterError(
+                    "invalid_request", f"messages[{index}] holds an image: this model takes text only"
+                )
+        return request
+
+    async def _answer(
+        self,
+        http: web.Request,
+        protocol: WireProtocol,
+        request: ModelRequest,
+        sid: str,
+        session: Session,
+    ) -> web.StreamResponse:
+        prompt = _prompt(session, request)
+        connection = Connection(http, stream=request.stream)
+        key = prompt.place.node
+        stored = await self._told_before(http, session, key)
+        if stored is not None:
+            self._count("replayed")
+            response, handles = await replay(protocol, request, stored[1], connection)
+            self.manager.add_handles(sid, stored[0], handles)
+            return response
+        if self._max_turns is not None and session.turns >= self._max_turns:
+            return await self._capped(protocol, request, connection, len(prompt.ids))
+        exchange = self._exchange(protocol, request, prompt, sid, session, connection)
+        done = session.asked[key] = asyncio.Event()
+        try:
+            response, reply, turn = await exchange.run()
+        except (AdapterError, ConnectionResetError) as error:
+            if not connection.is_open or isinstance(error, ConnectionResetError):
+                raise
+            self._count_error(error)
+            return await connection.finish(dict)
+        finally:
+            done.set()
+            if session.asked.get(key) is done:
+                del session.asked[key]
+        session.replies[turn] = reply
+        return response
+
+    async def _told_before(
+        self, http: web.Request, session: Session, node: Node
+    ) -> tuple[Turn, StoredReply] | None:
+        """The answer to the same prompt, where the client asks again because it did not get it."""
+        is_retry = http.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0")
+        if is_retry and node in session.asked:
+            await session.asked[node].wait()
+        for child in reversed(node.children):
+            if child.turn in session.replies and (is_retry or not child.turn.delivered):
+                child.turn.delivered = True
+                return child.turn, session.replies[child.turn]
+        return None
+
+    async def _capped(
+        self, protocol: WireProtocol, request: ModelRequest, connection: Connection, prompt_tokens: int
+    ) -> web.StreamResponse:
+        self._count("capped")
+        if self._turn_cap_reply == "429":
+            raise AdapterError("rate_limit", f"this session has had its {self._max_turns} turns")
+        reply = closing_reply(CLOSING_TEXT, prompt_tokens)
+        return (await replay(protocol, request, reply, connection))[0]
+
+    def _exchange(
+        self,
+        protocol: WireProtocol,
+        request: ModelRequest,
+        prompt: Prompt,
+        sid: str,
+        session: Session,
+        connection: Connection,
+    ) -> Exchange:
+        params = self._sampling_params(request, session, len(prompt.ids))
+
+        def generate(on_tokens: OnTokens | None) -> Awaitable[Generation]:
+            return self._engine.generate(
+                prompt.ids, params, routing_key=sid, timeout=ENGINE_SECONDS, on_tokens=on_tokens
+            )
+
+        def record(turn: TurnRecord, message: Message) -> Turn:
+            if self._debug_callback is not None:
+                self._debug_callback(sid, request.messages, request.tools, message, turn)
+            session.turns += 1
+            if prompt.place.anchor_turn is not None:
+                session.replies.pop(prompt.place.anchor_turn, None)
+            return self.manager.record_at(sid, prompt.place, turn=turn, response_message=message)
+
+        return Exchange(
+            protocol=protocol,
+            request=request,
+            prompt=prompt,
+            output=self._output(request, prompt),
+            generate=generate,
+            record=record,
+            count_reasoning=self._count_tokens_of,
+            connection=connection,
+        )
+
+    def _output(self, request: ModelRequest, prompt: Prompt) -> Output:
+        has_tools = bool(request.tools) and request.tool_choice != "none"
+        parser = OutputParser(
+            tool_parser=self.tool_parser if has_tools else None,
+            reasoning_parser=self.reasoning_parser,
+            tools=request.tools,
+            opens_reasoning=self.template.opens_reasoning_after(request.messages),
+        )
+        context = [int(token) for token in prompt.ids[-CONTEXT_TOKENS:]]
+        decoder = IncrementalDecoder(self._tokenizer, context, skip_special_tokens=False)
+        return Output(decoder, parser, StopStrings(request.stop), self.template.stop_ids)
+
+    def _sampling_params(self, request: ModelRequest, session: Session, prompt_tokens: int) -> dict[str, Any]:
+        params = {**SAMPLING_DEFAULTS, **session.sampling_defaults}
+        limit = int(params["max_new_tokens"])
+        if request.max_tokens is not None:
+            limit = min(limit, request.max_tokens)
+        most = session.max_context_tokens
+        if most and prompt_tokens >= most:
+            message = f"prompt is too long: {prompt_tokens} tokens > {most} maximum"
+            raise AdapterError("context_overflow", message)
+        params["max_new_tokens"] = min(limit, most - prompt_tokens) if most else limit
+        stops = {*self.template.stop_ids, *params.get("stop_token_ids", ())}
+        return params | {
+            "stop_token_ids": sorted(stops),
+            "stop": [*params.get("stop", ()), *request.stop],
+        }
+
+    def _count_tokens_of(self, text: str) -> int:
+        encode = getattr(self._tokenizer, "encode", None)
+        return len(encode(text, add_special_tokens=False)) if text and encode else 0
+
+    # What is no turn
+
+    async def _count_tokens(self, http: web.Request, protocol: WireProtocol) -> web.StreamResponse:
+        """The number of prompt tokens that a request would have."""
+        body = await self._preprocess_body(http, await read_body(http))
+        sid = self._session_id(http, body)
+        session = self._sessions.get(sid)
+        request = self._translate(protocol, http, body)
+        prompt = _prompt(session, request)
+        self.manager.forget_place(sid, prompt.place)
+        return json_response({"input_tokens": len(prompt.ids)})
+
+    async def _models(self, http: web.Request) -> web.StreamResponse:
+        names = ("slime-actor",)
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "type": "model",
+                "created": int(self._started),
+                "owned_by": "slime",
+            }
+            for name in names
+        ]
+        return json_response({"object": "list", "data": models, "has_more": False})
+
+    async def _healthz(self, http: web.Request) -> web.StreamResponse:
+        return json_response({"ok": True})
+
+    # Errors
+
+    async def _guarded(self, http: web.Request, handler: Handler) -> web.StreamResponse:
+        """The handler's answer; whatever fails becomes an answer too."""
+        try:
+            return await handler(http)
+        except AdapterError as error:
+            return self._refusal(http, error)
+        except web.HTTPException as error:
+            return self._refusal(http, error_of_http(error))
+        except ConnectionResetError:
+            self._count("broken")
+            raise
+        except Exception as error:  # the request handler boundary: the server outlives any request
+            self.logger.exception("%s: %s %s failed", self.log_prefix, http.method, http.path)
+            return self._refusal(http, AdapterError("upstream", f"{type(error).__name__}: {error}"))
+
+    def _refusal(self, http: web.Request, error: AdapterError) -> web.StreamResponse:
+        self._count_error(error)
+        protocols = self.protocols()
+        path = "/" + http.path.split("/", 3)[-1] if http.path.startswith("/s/") else http.path
+        protocol = protocols.get(path, next(iter(protocols.values())))
+        status, body = protocol.error(error)
+        response = json_response(body, status)
+        if error.retry_after is not None:
+            response.headers["Retry-After"] = f"{error.retry_after:g}"
+        return response
+
+    def _count_error(self, error: AdapterError) -> None:
+        self.logger.warning("%s: %s: %s", self.log_prefix, error.kind, error)
+        self._count(f"error_{error.kind}")
+
+    def _count(self, name: str) -> None:
+        self.counters[name] = self.counters.get(name, 0) + 1
+
+
+def _prompt(session: Session, request: ModelRequest) -> Prompt:
+    try:
+        return session.tokens.prompt(request.messages, request.tools, continues=request.continues)
+    except OpenTurnError as error:
+        raise AdapterError(
+            "invalid_request", "messages: the last one must be a user's or a tool's"
+        ) from error
+    except TemplateRefusalError as error:
+        raise AdapterError("invalid_request", f"messages: {error}") from error
+    except UnknownTurnError as error:
+        raise AdapterError("not_found", f"previous_response_id: {error}") from error

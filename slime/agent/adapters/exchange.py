@@ -1,0 +1,296 @@
+"""One request of a client, from its translated form to the recorded turn.
+
+Tokens leave as text while the engine samples. Invariant: an answer that a client got is recorded before its
+end is sent, so that the next request finds it; one that broke off is recorded as not delivered. Knows neither
+protocols nor how sessions are found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from aiohttp import web
+
+from slime.agent.adapters.http import Connection
+from slime.agent.adapters.wire import (
+    AdapterError,
+    Ending,
+    ErrorKind,
+    ModelRequest,
+    ReplyWriter,
+    Usage,
+    WireProtocol,
+)
+from slime.agent.messages import Message
+from slime.agent.parsing import OutputParser, ParsedModelOutput
+from slime.agent.parsing.events import OutputEvent, TextDelta
+from slime.agent.session import Prompt
+from slime.agent.turn import Turn, TurnRecord
+from slime.errors import (
+    DeadlineError,
+    EngineError,
+    EngineRequestError,
+    EngineUnavailableError,
+)
+from slime.utils.detokenizer import IncrementalDecoder, StopStrings
+from slime.utils.generation import Generation
+
+logger = logging.getLogger(__name__)
+OPEN_SECONDS = 1.0
+"""A stream is opened after so much time without a token: failures before that keep their status."""
+TOO_LONG = ("context length", "longer than the model", "is too long", "maximum allowed length")
+
+Generate: TypeAlias = Callable[[Callable[[list[int]], None] | None], Awaitable[Generation]]
+Record: TypeAlias = Callable[[TurnRecord, Message], Turn]
+
+
+@dataclass(frozen=True)
+class StoredReply:
+    """An answer as it can be given again."""
+
+    events: Sequence[OutputEvent]
+    ending: Ending
+
+
+@dataclass
+class Output:
+    """What has been sampled so far, as text, events and ids."""
+
+    decoder: IncrementalDecoder
+    parser: OutputParser
+    stops: StopStrings
+    stop_ids: frozenset[int]
+    ids: list[int] = field(default_factory=list)
+    events: list[OutputEvent] = field(default_factory=list)
+    text: str = ""
+    given: int = 0
+    stop_sequence: str | None = None
+
+    def push(self, ids: Sequence[int]) -> list[OutputEvent]:
+        """Events that new ids complete; the token that ends the turn is no text."""
+        self.ids.extend(ids)
+        return self._more(self.decoder.push([token for token in ids if token not in self.stop_ids]))
+
+    def finish(self) -> list[OutputEvent]:
+        """The remaining events."""
+        events = self._more(self.decoder.pending())
+        rest = self.text[self.given :] if self.stop_sequence is None else ""
+        return events + self._kept(self.parser.feed(rest)) + self._kept(self.parser.finish())
+
+    @property
+    def parsed(self) -> ParsedModelOutput:
+        """The whole, after `finish`."""
+        return self.parser.result
+
+    def _more(self, text: str) -> list[OutputEvent]:
+        if not text or self.stop_sequence is not None:
+            return []
+        self.text += text
+        found = self.stops.find(self.text, len(text))
+        end = found[1] if found else self.stops.safe_length(self.text)
+        if found:
+            self.stop_sequence = found[0]
+        start, self.given = self.given, max(end, self.given)
+        return self._kept(self.parser.feed(self.text[start : self.given]))
+
+    def _kept(self, events: list[OutputEvent]) -> list[OutputEvent]:
+        self.events.extend(events)
+        return events
+
+
+@dataclass(kw_only=True)
+class Exchange:
+    """One turn.
+
+    Attributes:
+        generate: calls the engine; gets the callback for new ids, or None for an answer as a whole.
+        record: keeps the turn.
+        count_reasoning: tokens of a reasoning text.
+    """
+
+    protocol: WireProtocol
+    request: ModelRequest
+    prompt: Prompt
+    output: Output
+    generate: Generate
+    record: Record
+    count_reasoning: Callable[[str], int]
+    connection: Connection
+
+    async def run(self) -> tuple[web.StreamResponse, StoredReply, Turn]:
+        """Sample, answer and record.
+
+        Raises:
+            AdapterError: nothing was sent yet, and nothing will be.
+            ConnectionResetError: the client is gone; what was sampled is recorded as not delivered.
+        """
+        writer = self.protocol.writer(self.request)
+        try:
+            generation = await (self._streamed(writer) if self.request.stream else self._whole(writer))
+        except (asyncio.CancelledError, ConnectionResetError):
+            self._record_broken(writer)
+            raise
+        return await self._close(writer, generation)
+
+    async def _whole(self, writer: ReplyWriter) -> Generation:
+        generation = await engine_errors(self.generate(None))
+        writer.begin(Usage(prompt_tokens=len(self.prompt.ids)))
+        self._write(writer, self.output.push(generation.output_ids))
+        return generation
+
+    async def _streamed(self, writer: ReplyWriter) -> Generation:
+        queue: asyncio.Queue[list[int] | None] = asyncio.Queue()
+        task = asyncio.ensure_future(self.generate(queue.put_nowait))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (ids := await self._next(queue, writer)) is not None:
+                data = self._write(writer, self.output.push(ids))
+                await self._send(writer, data)
+            return await engine_errors(task)
+        except AdapterError as error:
+            if self.connection.is_open:
+                await self.connection.send(writer.error(error))
+            raise
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def _next(self, queue: asyncio.Queue[list[int] | None], writer: ReplyWriter) -> list[int] | None:
+        """The next ids, all that are there; None at the end. Meanwhile the client is kept waiting."""
+        while True:
+            wait = self.protocol.keepalive_seconds if self.connection.is_open else OPEN_SECONDS
+            try:
+                async with asyncio.timeout(wait):
+                    ids = await queue.get()
+                break
+            except TimeoutError:
+                await self._send(writer, writer.keepalive() if self.connection.is_open else b"")
+        while ids is not None and not queue.empty():
+            more = queue.get_nowait()
+            if more is None:
+                queue.put_nowait(None)
+                break
+            ids = ids + more
+        return ids
+
+    async def _send(self, writer: ReplyWriter, data: bytes) -> None:
+        if not self.connection.is_open:
+            data = writer.begin(Usage(prompt_tokens=len(self.prompt.ids))) + data
+        await self.connection.send(data)
+
+    def _write(self, writer: ReplyWriter, events: Sequence[OutputEvent]) -> bytes:
+        return b"".join(writer.event(event) for event in events)
+
+    async def _close(
+        self, writer: ReplyWriter, generation: Generation
+    ) -> tuple[web.StreamResponse, StoredReply, Turn]:
+        data = self._write(writer, self.output.finish())
+        ending = Ending(
+            finish_reason=generation.finish_reason or "stop",
+            stop_sequence=self.output.stop_sequence,
+            usage=Usage(
+                prompt_tokens=len(self.prompt.ids),
+                completion_tokens=len(generation.output_ids),
+                cached_tokens=int(generation.meta_info.get("cached_tokens") or 0),
+                reasoning_tokens=self.count_reasoning(self.output.parsed.reasoning),
+            ),
+        )
+        turn = self.record(
+            turn_record(self.prompt, generation, self.request, writer, self.output.parsed.ill_formed),
+            message_of(self.output.parsed, writer),
+        )
+        turn.delivered = False
+        await self._send(writer, data + writer.end(ending))
+        response = await self.connection.finish(lambda: writer.whole(ending))
+        turn.delivered = True
+        return response, StoredReply(self.output.events, ending), turn
+
+    def _record_broken(self, writer: ReplyWriter) -> None:
+        if not self.output.ids:
+            return
+        self.output.finish()
+        record = TurnRecord(
+            self.prompt.ids,
+            self.output.ids,
+            "abort",
+            origin=self.request.origin.kind,
+            agent=self.request.origin.agent,
+            handles=writer.handles,
+            delivered=False,
+        )
+        self.record(record, message_of(self.output.parsed, writer))
+
+
+async def replay(
+    protocol: WireProtocol, request: ModelRequest, reply: StoredReply, connection: Connection
+) -> tuple[web.StreamResponse, list[str]]:
+    """Give an answer again; returns it, and the handles under which it was given this time."""
+    writer = protocol.writer(request)
+    data = writer.begin(reply.ending.usage) + b"".join(writer.event(event) for event in reply.events)
+    await connection.send(data + writer.end(reply.ending))
+    response = await connection.finish(lambda: writer.whole(reply.ending))
+    return response, [*writer.handles, *writer.tool_ids]
+
+
+def closing_reply(text: str, prompt_tokens: int) -> StoredReply:
+    """An answer that ends a run without sampling anything."""
+    usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=0)
+    return StoredReply([TextDelta(text)], Ending(finish_reason="stop", usage=usage))
+
+
+def turn_record(
+    prompt: Prompt, generation: Generation, request: ModelRequest, writer: ReplyWriter, ill_formed: bool
+) -> TurnRecord:
+    """A turn as the trajectory keeps it."""
+    meta = generation.meta_info
+    return TurnRecord(
+        prompt.ids,
+        generation.output_ids,
+        generation.finish_reason or "stop",
+        generation.log_probs,
+        ill_formed,
+        weight_versions=[
+            {"version": span.version, "start": span.start, "end": span.end}
+            for span in generation.weight_versions
+        ],
+        routed_experts=meta.get("routed_experts"),
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+        origin=request.origin.kind,
+        agent=request.origin.agent,
+        handles=writer.handles,
+    )
+
+
+def message_of(parsed: ParsedModelOutput, writer: ReplyWriter) -> Message:
+    """The assistant message that the client was told."""
+    message: Message = {"role": "assistant", "content": parsed.text}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_uses:
+        message["tool_calls"] = [
+            {"id": tool_id, "type": "function", "function": {"name": use["name"], "arguments": use["input"]}}
+            for tool_id, use in zip(writer.tool_ids, parsed.tool_uses, strict=True)
+        ]
+    return message
+
+
+async def engine_errors(generation: Awaitable[Generation]) -> Generation:
+    """The generation, its failures as errors that a protocol can tell.
+
+    Raises:
+        AdapterError: with the engine's own words.
+    """
+    try:
+        return await generation
+    except EngineRequestError as error:
+        kind: ErrorKind = "context_overflow" if any(words in str(error) for words in TOO_LONG) else "upstream"
+        raise AdapterError(kind, str(error)) from error
+    except (EngineUnavailableError, DeadlineError) as error:
+        raise AdapterError("overloaded", str(error)) from error
+    except EngineError as error:
+        raise AdapterError("upstream", str(error)) from error

@@ -1,0 +1,110 @@
+"""The sessions that an adapter serves.
+
+Invariant: a name is served from `open` to `close`, and never again; what is in flight at the close gets its
+time, then it is cancelled. Knows neither HTTP nor protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime.agent.adapters.exchange import StoredReply
+from slime.agent.adapters.wire import AdapterError
+from slime.agent.session import TokenSession
+from slime.agent.template import ChatTemplate
+from slime.agent.trajectory import TrajectoryManager
+from slime.agent.tree import Node
+from slime.agent.turn import Turn
+
+CLOSED_NAMES = 4096
+
+
+@dataclass(eq=False)
+class Session:
+    """One agent run.
+
+    Attributes:
+        sampling_defaults: sampling parameters of every turn; clients only lower the token limit.
+        max_context_tokens: prompt and answer together; 0: the engine's own limit.
+        turns: answers that were sampled for this session.
+        replies: answers that nothing follows yet, for clients that ask again.
+        asked: requests that are being answered, by their prompt's place.
+    """
+
+    tokens: TokenSession
+    sampling_defaults: Mapping[str, Any]
+    max_context_tokens: int
+    turns: int = 0
+    inflight: set[asyncio.Task[Any]] = field(default_factory=set)
+    replies: dict[Turn, StoredReply] = field(default_factory=dict)
+    asked: dict[Node, asyncio.Event] = field(default_factory=dict)
+
+
+class Sessions:
+    """Open sessions by name.
+
+    Args:
+        allow_unknown: open a session for any name that is asked for.
+    """
+
+    def __init__(self, manager: TrajectoryManager, template: ChatTemplate, *, allow_unknown: bool) -> None:
+        self.open_by_name: dict[str, Session] = {}
+        self._manager = manager
+        self._template = template
+        self._allow_unknown = allow_unknown
+        self._closed: dict[str, None] = {}
+
+    def open(
+        self,
+        sid: str,
+        *,
+        sampling_defaults: Mapping[str, Any] | None = None,
+        max_context_tokens: int = 0,
+    ) -> None:
+        """Begin a session.
+
+        Raises:
+            ValueError: there is or was one of this name.
+        """
+        if sid in self.open_by_name or sid in self._closed:
+            raise ValueError(f"session {sid!r} exists already")
+        tokens = TokenSession(sid, self._manager, self._template)
+        self.open_by_name[sid] = Session(tokens, dict(sampling_defaults or {}), max_context_tokens)
+
+    def get(self, sid: str) -> Session:
+        """The session of a request.
+
+        Raises:
+            AdapterError: ``closed`` or ``authentication``.
+        """
+        session = self.open_by_name.get(sid)
+        if session is not None:
+            return session
+        if sid in self._closed:
+            raise AdapterError("closed", "this session is closed")
+        if not self._allow_unknown or not sid:
+            raise AdapterError("authentication", "no open session has this id")
+        self.open(sid)
+        return self.open_by_name[sid]
+
+    async def close(self, sid: str, *, wait_timeout: float) -> None:
+        """End a session; an unknown one is no error.
+
+        Args:
+            wait_timeout: seconds that requests in flight get to end, and again after they are cancelled.
+        """
+        session = self.open_by_name.pop(sid, None)
+        if session is None:
+            return
+        self._closed[sid] = None
+        while len(self._closed) > CLOSED_NAMES:
+            del self._closed[next(iter(self._closed))]
+        if session.inflight:
+            await asyncio.wait(session.inflight, timeout=wait_timeout)
+        for task in session.inflight:
+            task.cancel()
+        if session.inflight:
+            await asyncio.wait(session.inflight, timeout=wait_timeout)

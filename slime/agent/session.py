@@ -1,0 +1,144 @@
+"""A token session: the prompt of a request, put together from what was sampled and from new messages.
+
+Invariant: a history that this server's turns stand in is never rendered again; their sampled tokens are
+spliced in, and only what is new is rendered and tokenised. Knows no protocol and no engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slime.agent.messages import TOOLS_ROLE, Message
+from slime.agent.template import ChatTemplate
+from slime.agent.trajectory import TrajectoryManager
+from slime.agent.tree import Place
+from slime.agent.turn import Tokens, Turn
+
+
+class UnknownTurnError(ValueError):
+    """A request continues a turn that the session does not hold."""
+
+
+class OpenTurnError(ValueError):
+    """A history ends with an assistant message: there is nothing to answer."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt of one request.
+
+    Attributes:
+        ids: int32 [tokens].
+        rendered: how many of them were rendered for this request; the others were there before.
+    """
+
+    ids: Tokens
+    place: Place
+    rendered: int
+
+
+def new_session_id() -> str:
+    """A name that nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
+class TokenSession:
+    """The token streams of one agent session."""
+
+    def __init__(self, sid: str, manager: TrajectoryManager, template: ChatTemplate) -> None:
+        self.sid = sid
+        self._manager = manager
+        self._template = template
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        continues: str | None = None,
+    ) -> Prompt:
+        """The prompt for an answer to `messages`, and their place in the session.
+
+        Args:
+            continues: a handle of the turn that the messages follow.
+
+        Raises:
+            UnknownTurnError: `continues` names no turn of this session.
+            OpenTurnError: the last message is the assistant's.
+        """
+        if not messages or messages[-1].get("role") == "assistant":
+            raise OpenTurnError("the last message is an assistant's, or there is none")
+        history = list(messages)
+        if continues is None:
+            history.insert(0, {"role": TOOLS_ROLE, "content": list(tools)})
+        place = self._manager.place(self.sid, history, continues=continues)
+        if place is None:
+            raise UnknownTurnError(f"no turn is known as {continues!r}")
+        if not self._template.can_continue:
+            ids = np.asarray(self._template.prompt(messages, tools), np.int32)
+            return Prompt(ids, place, len(ids))
+        new = len(place.turns) - place.anchor
+        pieces = list(
+            self._pieces(history[len(history) - new :], place, tools, history[: len(history) - new])
+        )
+        rendered = sum(len(piece) for piece, is_new in pieces if is_new)
+        return Prompt(np.concatenate([piece for piece, _ in pieces]), place, rendered)
+
+    def _pieces(
+        self,
+        new: Sequence[Message],
+        place: Place,
+        tools: Sequence[dict[str, Any]],
+        known: Sequence[Message],
+    ) -> Iterator[tuple[Tokens, bool]]:
+        """The prompt in pieces, each with whether it was rendered now."""
+        previous: Message | None = None
+        turn = place.anchor_turn
+        if turn is not None:
+            previous = known[-1] if known else _stand_in(new)
+            yield turn.held(), False
+        waiting: list[Message] = []
+        for message, spliced in zip(new, place.turns[place.anchor :], strict=True):
+            if spliced is None:
+                waiting.append(message)
+                continue
+            yield self._rendered(waiting, tools, previous, turn), True
+            yield spliced.output, False
+            waiting, previous, turn = [], message, spliced
+        yield self._rendered(waiting, tools, previous, turn), True
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        previous: Message | None,
+        turn: Turn | None,
+    ) -> Tokens:
+        """The messages as they stand after `turn`, which `previous` says, or at the beginning."""
+        messages = [message for message in messages if message.get("role") != TOOLS_ROLE]
+        if previous is None or turn is None:
+            return np.asarray(self._template.prompt(messages, tools), np.int32)
+        last = int(turn.output[-1]) if len(turn.output) else None
+        ids = self._template.continuation(
+            messages, tools, previous=previous, closed=last in self._template.stop_ids, last_id=last
+        )
+        return np.asarray(ids, np.int32)
+
+
+def _stand_in(new: Sequence[Message]) -> Message:
+    """An assistant message that the tool results may follow, where the client sent only these."""
+    calls: list[dict[str, Any]] = [
+        {
+            "id": message.get("tool_call_id"),
+            "type": "function",
+            "function": {"name": message.get("name") or "tool", "arguments": {}},
+        }
+        for message in new
+        if message.get("role") == "tool"
+    ]
+    return {"role": "assistant", "content": ""} | ({"tool_calls": calls} if calls else {})

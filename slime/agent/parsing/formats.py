@@ -30,7 +30,8 @@ class ToolFormat(abc.ABC):
         """Read one or more calls; `marker` was just consumed ("" for a bare call)."""
 
 
-def give_back(reader: Reader, out: Output) -> None:
-    """What was recorded is no call: it is visible text."""
+def give_back(reader: Reader, out: Output, *, bare: bool) -> None:
+    """What was recorded is no call: it is visible text, and a marker in it (if not `bare`) has no partner."""
     out.text(reader.recorded())
-    out.flag()
+    if not bare:
+        out.flag()

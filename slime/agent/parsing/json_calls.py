@@ -51,7 +51,7 @@ class ObjectCalls(ToolFormat):
         call = CallObject(out, known)
         whole = yield from call.read(reader)
         if not call.named:
-            give_back(reader, out)
+            give_back(reader, out, bare=known is not None)
             return False
         reader.recorded()
         marker = "" if whole else (yield from reader.up_to(self._markers, call.argument))
@@ -89,7 +89,7 @@ class NamedCalls(ToolFormat):
         yield from reader.run(SPACE)
         name = yield from self._head(reader)
         if not name:
-            give_back(reader, out)
+            give_back(reader, out, bare=False)
             return
         reader.recorded()
         out.call(name)

@@ -112,7 +112,7 @@ class TagCalls(ToolFormat):
         if marker == tags.opening:
             yield from reader.run(SPACE)
             if tags.name_open and not (yield from reader.accept(tags.name_open)):
-                give_back(reader, out)
+                give_back(reader, out, bare=False)
                 return
         while (yield from self._call(reader, out, bare=marker == tags.bare)):
             yield from reader.run(SPACE, None if tags.closing else out.text)
@@ -127,7 +127,7 @@ class TagCalls(ToolFormat):
         tags = self._tags
         name = yield from reader.word(tags.name)
         if not name or (bare and name not in self._parameters) or not (yield from self._begins(reader)):
-            give_back(reader, out)
+            give_back(reader, out, bare=bare)
             return False
         reader.record()
         out.call(name)

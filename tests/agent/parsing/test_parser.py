@@ -36,10 +36,10 @@ def test_string_parameters_between_tags_leave_as_they_are_sampled():
     parser.feed("<tool_call>\n<function=edit>\n<parameter=text>")
     assert parser.feed('\nsay "hi"\n') == [ToolCallDelta(0, '"text": "say \\"hi\\"')]
     assert parser.feed("x") == [ToolCallDelta(0, "\\nx")]
-    assert parser.feed("\n</parameter>\n<parameter=count>\n1") == []
-    assert parser.feed("2\n</parameter>\n</fun") == [ToolCallDelta(0, '", "count": 12')]
-    assert parser.feed("ction>\n</tool_call>") == [
-        ToolCallDelta(0, "}"),
+    assert parser.feed("\n</parameter>\n<parameter=count>\n1") == [ToolCallDelta(0, '", "count": ')]
+    assert parser.feed("2\n</parameter>\n</function") == []
+    assert parser.feed(">\n</tool_call>") == [
+        ToolCallDelta(0, "12}"),
         ToolCallEnd(0, '{"text": "say \\"hi\\"\\nx", "count": 12}'),
     ]
 
@@ -170,7 +170,8 @@ def test_a_call_between_tags_that_does_not_fit_keeps_what_was_sampled(body):
 
 def test_a_bare_call_needs_a_known_tool():
     assert parse('{"name": "ls", "parameters": {}}', "llama3")[1].tool_uses
-    assert parse('{"name": "Bob", "age": 3}', "llama3")[1].text == '{"name": "Bob", "age": 3}'
+    answer = parse('{"name": "Bob", "age": 3}', "llama3")[1]
+    assert (answer.text, answer.ill_formed) == ('{"name": "Bob", "age": 3}', False)
     assert parse("<function=ls></function>", "qwen3_coder")[1].tool_uses
     assert parse("<function=Bob></function>", "qwen3_coder")[1].text == "<function=Bob></function>"
 

@@ -7,6 +7,7 @@ threads. Knows neither messages' meaning nor templates.
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 from array import array
@@ -48,19 +49,31 @@ def added_tokens(tokenizer: Any) -> list[AddedToken]:
 
 
 def text_encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:
-    """How the tokenizer encodes text without adding tokens of its own; None where it cannot."""
-    if hasattr(tokenizer, "encode"):
+    """How the tokenizer encodes text without adding tokens of its own.
+
+    None where it cannot, or does not list its added tokens: foreign text could then form any of them.
+    """
+    if not hasattr(tokenizer, "added_tokens_decoder"):
+        return None
+    if _takes_plain(getattr(tokenizer, "encode", None)):
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
-    if callable(tokenizer):
+    if _takes_plain(tokenizer):
         return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
     return None
+
+
+def _takes_plain(encode: Any) -> bool:
+    if not callable(encode):
+        return False
+    parameters = inspect.signature(encode).parameters.values()
+    return any(p.name == "add_special_tokens" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 class TextEncoder:
     """Encodes rendered prompts.
 
     Args:
-        tokenizer: with `encode` or `__call__`, and `decode`.
+        tokenizer: for which `text_encoder` knows how to encode, with `decode`.
         is_marker: whether a non-special added token (`<tool_call>`, `</think>`) controls the conversation.
         cache_bytes: bound of the memory of cached pieces.
 
@@ -77,7 +90,11 @@ class TextEncoder:
     ) -> None:
         encode = text_encoder(tokenizer)
         if encode is None:
-            raise ModelError("the tokenizer has neither `encode` nor `__call__`", place="tokenizer")
+            raise ModelError(
+                "the tokenizer has no `encode(text, add_special_tokens=False)` or lists no added tokens",
+                place="tokenizer",
+                remedy="give a tokenizer of transformers",
+            )
         self._encode = encode
         self._decode = tokenizer.decode
         tokens = added_tokens(tokenizer)

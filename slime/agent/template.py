@@ -29,8 +29,8 @@ class ChatTemplate:
     """A tokenizer's chat template, probed.
 
     Args:
-        tokenizer: with `apply_chat_template` and `decode`; without `encode` and `__call__` there are no
-            continuations.
+        tokenizer: with `apply_chat_template` and `decode`; continuations need `encode` or `__call__` with
+            `add_special_tokens`, and `added_tokens_decoder`.
         kwargs: for `apply_chat_template`, such as ``enable_thinking``.
 
     Attributes:

@@ -89,7 +89,7 @@ def test_pieces_decode_to_the_whole_rendering(name):
     assert not template.report.rewrites_history
     ends = (*template.report.ends, *template.report.call_ends)
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(histories(texts, with_system=not template.report.moves_system))
     def check(history):
         messages, turns = history
@@ -118,7 +118,7 @@ def test_a_continuation_is_what_the_template_shows_behind_the_turn_in_its_real_h
     template, tokenizer = chat(name)
     mark = "zqlastqz"
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(histories(words, with_system=not template.report.moves_system))
     def check(history):
         messages, turns = history

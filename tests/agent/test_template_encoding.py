@@ -5,10 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.agent.encoding import LONG_PIECE, PieceCache, TextEncoder
+from slime.agent.encoding import LONG_PIECE, PieceCache, TextEncoder, text_encoder
+from slime.agent.template import ChatTemplate
 from slime.errors import ModelError
 from tests.agent.tokenizers import NAMES, real_tokenizer
 from tests.tiny import tiny_tokenizer
+
+TURNS = (
+    "{{ '<s>' }}{% for m in messages %}"
+    "{{ '[USER] ' + m.content + ' [/USER] ' if m.role == 'user' else m.content + '</s>' }}{% endfor %}"
+)
 
 
 def sentencepiece_like(scheme):
@@ -25,7 +31,9 @@ def sentencepiece_like(scheme):
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.add_special_tokens(["<s>", "</s>"])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = TURNS
+    return fast
 
 
 pieces = st.sampled_from(["word ", "\n\n", "x = 12345\n", "日本語", " é", "<b>", "  "])
@@ -57,6 +65,32 @@ def test_no_space_is_added_where_a_token_is_spelled_out(scheme, parts):
     ids = encoder.encode("<s>" + marked, mark)
     assert tokenizer.decode(ids[1:]).lstrip(" ") == text
     assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(ids[1:])
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_a_continuation_has_the_ids_of_the_whole_text_where_starts_are_marked(scheme):
+    tokenizer = sentencepiece_like(scheme)
+    template = ChatTemplate(tokenizer)
+    history = [{"role": r, "content": c} for r, c in (("user", "go"), ("assistant", "so"), ("user", "on on"))]
+    whole = tokenizer.encode(tokenizer.apply_chat_template(history, tokenize=False), add_special_tokens=False)
+    assert template.prompt(history) == whole
+    delta = template.continuation(history[2:], previous=history[1], closed=False)
+    assert delta[0] == tokenizer.eos_token_id
+    assert whole[-len(delta) :] == delta
+
+
+def test_tokenizers_that_encode_only_with_their_own_additions_do_not_count():
+    class Adding:
+        def __init__(self):
+            self.added_tokens_decoder = {}
+
+        def encode(self, text):
+            return [1]
+
+    assert text_encoder(Adding()) is None
+    assert text_encoder(object()) is None
+    with pytest.raises(ModelError, match="lists no added tokens"):
+        TextEncoder(object(), lambda text: True)
 
 
 def test_text_without_control_tokens_is_not_touched():

@@ -100,6 +100,11 @@ def reasoning_format(name: str) -> ReasoningFormat:
     return REASONING_FORMATS[name]
 
 
+def is_known(tool_parser: str | None, reasoning_parser: str | None) -> bool:
+    """Whether both names are ours; None is."""
+    return tool_parser in (None, *TOOL_FORMATS) and reasoning_parser in (None, *REASONING_FORMATS)
+
+
 def detect_parsers(chat_template: str) -> tuple[str | None, str | None]:
     """Names of the tool and reasoning parser for models with this template (its source); None where it
     tells of none."""

@@ -1,7 +1,7 @@
 """SGLang's own parsers behind our form, where SGLang is installed; imported on first use.
 
-Whole outputs only: in a stream SGLang's parsers lose text that is cut within a marker. Invariant: a failure
-of theirs is logged and answered with None, so that ours can be used.
+Whole outputs only: in a stream SGLang's parsers lose text that is cut within a marker. Invariants: a failure
+of theirs is logged and answered with None, so that ours can be used; where they read no call, all is text.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def parse_with_sglang(
         thought, text = "", raw
         if reasoning_parser is not None:
             thought, text = _split(reasoning.ReasoningParser, reasoning_parser, raw, parser)
-        text, items = parser.parse_non_stream(text) if parser is not None else (text, [])
+        rest, items = parser.parse_non_stream(text) if parser is not None else (text, [])
     except _FAILURES:
         logger.warning(
             "SGLang's parsers %s and %s failed; ours are used", tool_parser, reasoning_parser, exc_info=True
         )
         return None
-    return _parsed(thought, text, items)
+    return _parsed(thought, rest if items else text, items)
 
 
 def _split(kind: Any, name: str, raw: str, calls: Any) -> tuple[str, str]:

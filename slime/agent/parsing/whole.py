@@ -1,6 +1,7 @@
 """A whole output at once: by SGLang's parsers where they are installed and know the names, else by ours.
 
-Invariant: what is neither reasoning nor a call is text. Knows no format itself.
+Invariant: what is neither reasoning nor a call is text; where SGLang's parsers lose some of it, ours are
+used. Knows no format itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from slime.agent.parsing.events import ParsedModelOutput
 from slime.agent.parsing.parser import OutputParser
+from slime.agent.parsing.registry import is_known
 from slime.agent.parsing.schema import parameters_by_tool
 from slime.agent.parsing.sglang_parsers import parse_with_sglang
 
@@ -37,7 +39,10 @@ def parse_model_output(
     tool_parser = tool_parser_name if tools else None
     parsed = parse_with_sglang(
         raw, tools=tools, tool_parser=tool_parser, reasoning_parser=reasoning_parser_name
-    ) or _parse(raw, tools=tools, tool_parser=tool_parser, reasoning_parser=reasoning_parser_name)
+    )
+    if parsed is None or is_known(tool_parser, reasoning_parser_name):
+        own = _parse(raw, tools=tools, tool_parser=tool_parser, reasoning_parser=reasoning_parser_name)
+        parsed = own if parsed is None or _loses(parsed, own) else parsed
     if tool_parser is None or parsed.tool_uses:
         return parsed
     tagged = _parse(parsed.text, tools=tools, tool_parser="qwen3_coder", reasoning_parser=None)
@@ -45,6 +50,12 @@ def parse_model_output(
         return parsed
     tagged.reasoning = parsed.reasoning
     return tagged
+
+
+def _loses(parsed: ParsedModelOutput, own: ParsedModelOutput) -> bool:
+    """Whether calls or visible text that ours finds are missing: SGLang drops text behind calls, for one."""
+    kept, found = ((len(out.tool_uses), len("".join(out.text.split()))) for out in (parsed, own))
+    return kept[0] < found[0] or (kept[0] == found[0] and kept[1] < found[1])
 
 
 def _parse(

@@ -62,7 +62,7 @@ class Tool:
 import collections
 Item = collections.namedtuple("Item", "tool_index name parameters")
 class FunctionCallParser:
-    ToolCallParserEnum = {"odd": object, "qwen": object}
+    ToolCallParserEnum = {"odd": object, "qwen": object, "hermes": object}
     def __init__(self, tools, name):
         self.tools, self.name = tools, name
     def has_tool_call(self, text):
@@ -70,6 +70,8 @@ class FunctionCallParser:
     def parse_non_stream(self, text):
         if self.name == "qwen":
             raise KeyError(text)
+        if self.name == "hermes":
+            return text.split("<")[0], [Item(0, "ls", '{"a": 2}')] if "ls" in text else []
         text, _, name = text.partition("!")
         return text, [Item(0, name, '{"a": 1}')] if name else []
 """,
@@ -114,5 +116,13 @@ def test_a_failure_of_sglangs_parsers_is_logged_and_ours_are_used(caplog):
 
 
 @pytest.mark.usefixtures("sglang")
+def test_ours_are_used_where_sglangs_lose_text_or_calls():
+    assert parse(f"Well {CALL}", tool="hermes").tool_uses == [{"name": "ls", "input": {"a": 2}}]
+    assert parse(f"Well {CALL} then", tool="hermes").text == "Well  then"
+    assert len(parse(CALL * 2, tool="hermes").tool_uses) == 2
+    assert parse("a <b> c", tool="hermes").text == "a <b> c"
+
+
+@pytest.mark.usefixtures("sglang")
 def test_names_that_sglang_does_not_know_are_ours():
-    assert len(parse(CALL, tool="hermes").tool_uses) == 1
+    assert len(parse(CALL, tool="qwen25").tool_uses) == 1

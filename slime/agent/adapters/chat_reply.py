@@ -1,7 +1,8 @@
 """OpenAI Chat Completions: the answer, as chunks while it is written or as one body.
 
 Invariant: the chunks' deltas join to exactly the message of the whole body; text, reasoning and arguments go
-out as they were sampled. Knows no request but its model and whether it asked for usage.
+out as they were sampled. Knows no request but its model, whether it asked for usage, and what its client
+makes of endings.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from slime.agent.adapters.openai_shapes import DONE, TurnIds, chat_usage, refusal, sse
+from slime.agent.adapters.openai_shapes import DONE, ClientTraits, TurnIds, chat_usage, refusal, sse
 from slime.agent.adapters.wire import AdapterError, Ending, ModelRequest, ReplyWriter, Usage
 from slime.agent.parsing.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 
@@ -27,7 +28,8 @@ class ChatWriter(ReplyWriter):
             "created": int(time.time()),
             "model": request.model,
         }
-        self._include_usage = bool(request.extra.get("include_usage"))
+        self._include_usage: bool = request.extra["include_usage"]
+        self._client: ClientTraits = request.extra["client"]
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[tuple[str, list[str]]] = []
@@ -65,7 +67,7 @@ class ChatWriter(ReplyWriter):
 
     def error(self, error: AdapterError) -> bytes:
         """The error alone: without ``[DONE]`` no client takes what it got for a whole answer."""
-        return sse(refusal(error)[1])
+        return b"" if self._client.is_better_cut(error) else sse(refusal(error)[1])
 
     def whole(self, ending: Ending) -> dict[str, Any]:
         choice = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from slime.agent.adapters.chat_reply import ChatWriter
 from slime.agent.adapters.openai_body import Fields, function_tool, invalid
-from slime.agent.adapters.openai_shapes import refusal
+from slime.agent.adapters.openai_shapes import ClientTraits, refusal
 from slime.agent.adapters.traffic import origin_of
 from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
 from slime.agent.messages import Message
@@ -44,7 +44,10 @@ class ChatWire(WireProtocol):
             origin=origin_of(
                 headers, messages=messages, tools=offered, wants_json=wants_json, max_tokens=max_tokens
             ),
-            extra={"include_usage": options is not None and options.flag("include_usage", False)},
+            extra={
+                "include_usage": options is not None and options.flag("include_usage", False),
+                "client": ClientTraits.of(headers),
+            },
         )
 
     def writer(self, request: ModelRequest) -> ChatWriter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -19,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 _STEMMED = re.compile(
     r"(?:(?:resp|rs|msg|fc|ctc|call)_([0-9a-f]{16})[0-9a-f]{8}|enc_([0-9a-f]{16})[0-9a-f]{32})\Z"
 )
-# Closed: 403 is fatal at once for the SDK and qwen-code, and ends Codex after its six tries.
+# Closed: 403 ends opencode, qwen-code and the SDKs at once, Codex after its six tries.
 _REFUSALS: dict[ErrorKind, tuple[int, str, str | None]] = {
     "authentication": (401, "invalid_request_error", "invalid_api_key"),
     "invalid_request": (400, "invalid_request_error", None),
@@ -32,7 +33,39 @@ _REFUSALS: dict[ErrorKind, tuple[int, str, str | None]] = {
     "closed": (403, "invalid_request_error", "session_closed"),
 }
 # Clients tell a full context by these words, not by the code alone.
-_OVERFLOW = "The input exceeds the context window of this model (context_length_exceeded)."
+_OVERFLOW = "the input exceeds the context window of this model (context_length_exceeded)"
+
+
+_CODEX = (("originator", "codex"), ("user-agent", "codex"))
+_QWEN_CODE = (("user-agent", "QwenCode"),)
+_WORTH_ANOTHER_TRY = frozenset({"rate_limit", "overloaded", "upstream"})
+
+
+@dataclass(frozen=True)
+class ClientTraits:
+    """What the client makes of endings that are not plain.
+
+    Attributes:
+        ends_at_incomplete: an answer that reached its limit ends its run.
+        ends_at_failure: so does a failure in the midst of a stream, though it asks again where one is cut.
+    """
+
+    ends_at_incomplete: bool = False
+    ends_at_failure: bool = False
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> ClientTraits:
+        """By what Codex 0.171.0 and qwen-code 0.24.4 were seen to do."""
+        known = {name.lower(): value for name, value in headers.items()}
+        is_codex, is_qwen_code = (
+            any(known.get(name, "").startswith(start) for name, start in signs)
+            for signs in (_CODEX, _QWEN_CODE)
+        )
+        return cls(ends_at_incomplete=is_codex, ends_at_failure=is_codex or is_qwen_code)
+
+    def is_better_cut(self, error: AdapterError) -> bool:
+        """Whether to cut the stream rather than tell of an error that another try can get past."""
+        return self.ends_at_failure and error.kind in _WORTH_ANOTHER_TRY
 
 
 class TurnIds:
@@ -78,7 +111,7 @@ def error_code(error: AdapterError) -> str:
 
 def error_text(error: AdapterError) -> str:
     """The message, in words that clients know."""
-    return f"{error.message} {_OVERFLOW}" if error.kind == "context_overflow" else error.message
+    return f"{error.message}: {_OVERFLOW}" if error.kind == "context_overflow" else error.message
 
 
 def chat_usage(usage: Usage) -> dict[str, Any]:

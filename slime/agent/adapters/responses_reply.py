@@ -1,8 +1,8 @@
 """OpenAI Responses: the answer, as its full set of events while it is written or as one body.
 
 Invariant: sequence numbers count up by one, every item that was added is done before the last event, and the
-last event holds the body that a client gets which does not stream. Codex gives up at ``response.incomplete``
-and at failures, so it is told neither where it could go on. Knows no request but its tools.
+last event holds the body that a client gets which does not stream. Knows no request but its tools and what
+its client makes of endings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime.agent.adapters.openai_shapes import TurnIds, error_code, error_text, responses_usage, sse
+from slime.agent.adapters.openai_shapes import (
+    ClientTraits,
+    TurnIds,
+    error_code,
+    error_text,
+    responses_usage,
+    sse,
+)
 from slime.agent.adapters.responses_items import (
     CallItem,
     CustomCallItem,
@@ -32,9 +39,6 @@ from slime.agent.parsing.events import (
     ToolCallStart,
 )
 
-# A stream that is cut makes Codex send its request again; told of the failure it ends.
-_WORTH_ANOTHER_TRY = frozenset({"rate_limit", "overloaded", "upstream"})
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyPlan:
@@ -42,11 +46,10 @@ class ReplyPlan:
 
     Attributes:
         routes: the client's tool by its canonical name.
-        is_codex: the client is Codex.
     """
 
     routes: dict[str, Route] = field(default_factory=dict)
-    is_codex: bool = False
+    client: ClientTraits = ClientTraits()
 
 
 class ResponsesWriter(ReplyWriter):
@@ -92,7 +95,7 @@ class ResponsesWriter(ReplyWriter):
         return self._send([*events, {"type": f"response.{status}", "response": self.whole(ending)}])
 
     def error(self, error: AdapterError) -> bytes:
-        if self._plan.is_codex and error.kind in _WORTH_ANOTHER_TRY:
+        if self._plan.client.is_better_cut(error):
             return b""
         failure = {"code": error_code(error), "message": error_text(error)}
         response = {**self._response("failed"), "error": failure}
@@ -106,7 +109,8 @@ class ResponsesWriter(ReplyWriter):
         return response
 
     def _status(self, ending: Ending) -> str:
-        return "completed" if ending.finish_reason == "stop" or self._plan.is_codex else "incomplete"
+        is_whole = ending.finish_reason == "stop" or self._plan.client.ends_at_incomplete
+        return "completed" if is_whole else "incomplete"
 
     def _response(self, status: str) -> dict[str, Any]:
         output = [item.body() for item in self._items]

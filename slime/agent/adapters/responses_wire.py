@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime.agent.adapters.openai_body import Fields, invalid
-from slime.agent.adapters.openai_shapes import refusal
+from slime.agent.adapters.openai_shapes import ClientTraits, refusal
 from slime.agent.adapters.responses_reply import ReplyPlan, ResponsesWriter
 from slime.agent.adapters.responses_request import messages_of
 from slime.agent.adapters.responses_tools import ToolTable
@@ -50,7 +50,7 @@ class ResponsesWire(WireProtocol):
                 wants_json=_wants_json(fields),
                 max_tokens=max_tokens,
             ),
-            extra={"reply": ReplyPlan(routes=table.routes, is_codex=_is_codex(headers))},
+            extra={"reply": ReplyPlan(routes=table.routes, client=ClientTraits.of(headers))},
         )
 
     def writer(self, request: ModelRequest) -> ResponsesWriter:
@@ -79,8 +79,3 @@ def _wants_json(fields: Fields) -> bool:
     shape = fields.object("text")
     form = shape.object("format") if shape else None
     return form is not None and form.text("type") != "text"
-
-
-def _is_codex(headers: Mapping[str, str]) -> bool:
-    names = {name.lower(): value for name, value in headers.items()}
-    return any(names.get(name, "").lower().startswith("codex") for name in ("originator", "user-agent"))

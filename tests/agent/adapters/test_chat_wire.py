@@ -314,6 +314,13 @@ def test_a_failure_in_the_midst_does_not_look_like_an_end():
     assert b"[DONE]" not in sent
 
 
+def test_a_failure_in_the_midst_is_a_cut_for_clients_that_ask_again_only_then():
+    qwen_code = sample("chat_qwen_code_turn4")[0]
+    writer = WIRE.writer(WIRE.translate(body(), qwen_code))
+    assert writer.error(AdapterError("upstream", "engine died")) == b""
+    assert data_of(writer.error(AdapterError("closed", "too late")))[0]["error"]["code"] == "session_closed"
+
+
 @pytest.mark.parametrize(
     ("kind", "status", "code"),
     [

@@ -162,9 +162,10 @@ def documents(draw, family, think):
     reasoning = draw(st.none() | texts)
     blocks = draw(st.lists(st.tuples(calls_of(family), texts), max_size=2))
     first = draw(texts)
-    raw, text, calls = first, first, []
+    raw, text, calls, last = first, first, [], "."
     for some, after in blocks:
-        assume(not (some and after.lstrip().startswith(family.after)))
+        last = after if some else last + after
+        assume(not last.lstrip().startswith(family.after))
         for _, arguments in some:
             for value in arguments.values():
                 breakers = family.rule_breakers

@@ -66,12 +66,12 @@ def assemble(wanted: Wanted, backend: Backend, *, overlay: bool) -> Assembled:
     if backend == "namespaces":
         return Assembled(spec, unwrapped, group, isolation, homes, "/tmp")
     if backend == "bubblewrap":
-        wrap, places = bubblewrap.wrapper(staging, wanted.workdir, Path(spec.image), wanted.binds)
-        spec = spec._replace(image=bubblewrap.IMAGE, counted=places)
+        wrap = bubblewrap.wrapper(staging, wanted.workdir, Path(spec.image), wanted.binds)
+        spec = spec._replace(image=bubblewrap.IMAGE)
         return Assembled(spec, wrap, group, isolation, homes, "/tmp")
     for name in ("workspace", "home", "tmp"):
         (staging / name).mkdir()
-    spec = spec._replace(workdir=str(staging / "workspace"), counted=[str(staging)])
+    spec = spec._replace(workdir=str(staging / "workspace"))
     homes = dict.fromkeys(homes, str(staging / "home"))
     return Assembled(spec, unwrapped, group, isolation, homes, str(staging / "tmp"))
 
@@ -106,6 +106,9 @@ def _spec(
     entrances = [
         os.open(directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for directory in group.directories
     ]
+    counted = (
+        [os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)] if backend != "namespaces" else []
+    )
     return Spec(
         *(wanted.name, backend, str(staging), str(lease_path(wanted.name)), wanted.workdir, str(image)),
         *(
@@ -117,7 +120,7 @@ def _spec(
             limits.seconds,
         ),
         *(watch, limits.processes if rlimit else None, entrances),
-        *([str(directory) for directory in group.directories], []),
+        *([str(directory) for directory in group.directories], counted),
     )
 
 

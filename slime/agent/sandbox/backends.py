@@ -10,7 +10,6 @@ import logging
 import shutil
 import sys
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,63 +24,42 @@ BACKENDS: tuple[Backend, ...] = ("namespaces", "bubblewrap", "plain")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What this machine can do: the reason against each backend that failed, and whether an overlay can be
-    mounted.
-    """
-
-    reasons: dict[str, str]
-    overlay: bool
-
-    @property
-    def best(self) -> Backend:
-        """The strongest backend that works."""
-        return next(backend for backend in BACKENDS if backend not in self.reasons)
-
-
-_found: Probe | None = None
-
-
-async def probe() -> Probe:
-    """Try the backends, once per process."""
-    global _found
-    if _found is not None:
-        return _found
-    found = await _try_all()
-    if _found is None:  # else another task was quicker
-        _found = found
-        for backend, reason in found.reasons.items():
-            _log.warning("sandbox backend %r does not work here (%s); using %r", backend, reason, found.best)
-    return found
+_found: dict[tuple[Backend, bool], str | None] = {}
 
 
 async def choose(require: Backend | None) -> tuple[Backend, bool]:
-    """The backend to use, and whether it mounts overlays.
+    """The strongest backend that works (or `require`), and whether it mounts overlays.
 
     Raises:
         SandboxUnavailableError: `require` names one that does not work here.
     """
-    if require == "plain":
-        return "plain", False
-    found = await probe()
-    if require is not None and require in found.reasons:
-        raise SandboxUnavailableError(
-            f"sandbox backend {require!r} does not work here: {found.reasons[require]}",
-            remedy="allow user namespaces (user.max_user_namespaces, AppArmor), or drop `require`",
-        )
-    backend = require or found.best
-    return backend, found.overlay and backend == "namespaces"
-
-
-async def _try_all() -> Probe:
     reasons: dict[str, str] = {}
-    overlay_reason = await _failure("namespaces", overlay=True)
-    if overlay_reason is not None and (reason := await _failure("namespaces", overlay=False)) is not None:
-        reasons["namespaces"] = reason
-    if "namespaces" in reasons and (reason := await _failure("bubblewrap", overlay=False)) is not None:
-        reasons["bubblewrap"] = reason
-    return Probe(reasons, overlay_reason is None)
+    for backend in (require,) if require else BACKENDS:
+        if backend == "plain":
+            return backend, False
+        for overlay in (True, False) if backend == "namespaces" else (False,):
+            reason = await _probe(backend, overlay=overlay)
+            if reason is None:
+                return backend, overlay
+            reasons[backend] = reason
+    raise SandboxUnavailableError(
+        "; ".join(
+            f"sandbox backend {backend!r} does not work here: {why}" for backend, why in reasons.items()
+        ),
+        remedy="allow user namespaces (user.max_user_namespaces, AppArmor), or drop `require`",
+    )
+
+
+async def _probe(backend: Backend, *, overlay: bool) -> str | None:
+    """Why it does not work here, or None; found out and told once per process."""
+    key = backend, overlay
+    if key not in _found:
+        reason = await _failure(backend, overlay=overlay)
+        if key not in _found and reason is not None:  # else another task was quicker
+            what = f"backend {backend!r}" + (" with an overlay" if overlay else "")
+            _log.warning("sandbox %s does not work here, taking the next weaker one: %s", what, reason)
+        _found[key] = reason
+    return _found[key]
 
 
 async def _failure(backend: Backend, *, overlay: bool) -> str | None:
@@ -97,7 +75,8 @@ async def _failure(backend: Backend, *, overlay: bool) -> str | None:
     spec = Spec(
         *(name, backend, str(staging), str(lease_path(name)), "/workspace"),
         *(str(image), "overlay" if overlay else "copy", "memory" if backend == "namespaces" else "disk"),
-        binds={}, disk=1 << 24, files=10_000, seconds=60, watch={}, processes=None, join=[], cgroups=[], counted=[],
+        binds={}, disk=1 << 24, files=10_000, seconds=60, watch={}, processes=None, join=[], cgroups=[],
+        counted=[],
     )  # fmt: skip
     try:
         return await _try(spec, image)
@@ -109,7 +88,7 @@ async def _failure(backend: Backend, *, overlay: bool) -> str | None:
 async def _try(spec: Spec, image: Path) -> str | None:
     wrap: Wrap = unwrapped
     if spec.kind == "bubblewrap":
-        wrap, _ = bubblewrap.wrapper(Path(spec.staging), spec.workdir, image, {})
+        wrap = bubblewrap.wrapper(Path(spec.staging), spec.workdir, image, {})
         spec = spec._replace(image=bubblewrap.IMAGE)
     client = Client(spec, wrap)
     command = "rmdir gone && mkdir gone && ls gone"  # fails where an overlay cannot mark its layers

@@ -8,32 +8,48 @@ interpreter.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from slime.agent.sandbox.box.layout import ETC, FILES, TOP
+from slime.agent.sandbox.box.layout import ETC, FILES, PROC_HIDDEN, PROC_READ_ONLY, TOP
 from slime.agent.sandbox.client import PROGRAM, Wrap
 
 IMAGE = "/run/slime/image"
 """Where a bubblewrap box sees the image that its first process copies into the workspace."""
 
-_WRITABLE = {"home": "/home/agent", "root": "/root", "tmp": "/tmp", "opt": "/opt", "var-tmp": "/var/tmp"}
+_WRITABLE = {
+    "home": "/home/agent",
+    "root": "/root",
+    "tmp": "/tmp",
+    "opt": "/opt",
+    "var-tmp": "/var/tmp",
+    "shm": "/dev/shm",
+}
 
 
-def wrapper(staging: Path, workdir: str, image: Path, binds: Mapping[str, str]) -> tuple[Wrap, list[str]]:
-    """What turns the program's arguments into bwrap's, and the box's directories that are kept on disk."""
+def wrapper(staging: Path, workdir: str, image: Path, binds: Mapping[str, str]) -> Wrap:
+    """What turns the program's arguments into bwrap's."""
     places = {**_WRITABLE, "workspace": workdir}
     for name in places:
         (staging / name).mkdir()
-    options = ["bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--new-session"]
+    options = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--as-pid-1",
+        "--new-session",
+    ]
     options += ["--uid", "0", "--gid", "0", "--hostname", "box", "--cap-drop", "ALL"]
-    options += [*_host_parts(), *_own_files(staging), "--proc", "/proc", "--dev", "/dev"]
-    for source, target in ((str(image), IMAGE), *_interpreter(), *binds.items()):
-        options += ["--ro-bind", source, target]
+    options += [*_host_parts(), *_own_files(staging), *_proc(), "--dev", "/dev"]
     for name, target in places.items():
         options += ["--bind", str(staging / name), target]
-    return lambda arguments: [*options, "--chdir", "/", "--", *arguments], list(places.values())
+    for source, target in ((str(image), IMAGE), *_interpreter(), *binds.items()):
+        options += ["--ro-bind", source, target]
+    options += ["--remount-ro", "/", "--remount-ro", "/dev"]  # memory that no limit would count
+    return lambda arguments: [*options, "--chdir", "/", "--", *arguments]
 
 
 def _host_parts() -> list[str]:
@@ -44,6 +60,19 @@ def _host_parts() -> list[str]:
             options += ["--symlink", str(source.readlink()), str(source)]
         elif source.exists():
             options += ["--ro-bind", str(source), str(source)]
+    return options
+
+
+def _proc() -> list[str]:
+    options = ["--proc", "/proc"]
+    for path in (Path("/proc", name) for name in PROC_READ_ONLY):
+        if path.exists():
+            options += ["--ro-bind", str(path), str(path)]
+    for path in (Path("/proc", name) for name in PROC_HIDDEN):
+        if path.is_dir():
+            options += ["--tmpfs", str(path), "--remount-ro", str(path)]
+        elif path.exists():
+            options += ["--ro-bind", "/dev/null", str(path)]
     return options
 
 

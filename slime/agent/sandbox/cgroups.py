@@ -29,7 +29,10 @@ class Group:
         """How many processes of the group were killed for lack of memory."""
         if self.events is None:
             return 0
-        pairs = (line.split() for line in self.events.read_text().splitlines())
+        try:
+            pairs = [line.split() for line in self.events.read_text().splitlines()]
+        except FileNotFoundError:
+            return 0  # the box has ended and taken its group along
         return next((int(value) for name, value in pairs if name == "oom_kill"), 0)
 
 

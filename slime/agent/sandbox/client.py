@@ -24,7 +24,8 @@ from slime.agent.sandbox.streams import Capture
 REPLY_SECONDS = 20.0
 PROGRAM = Path(__file__).parent / "box"
 _BOOT = (
-    "import sys, types; box = types.ModuleType('slime_box'); box.__path__ = [sys.argv[1]]; sys.modules['slime_box'] = box; "
+    "import sys, types; box = types.ModuleType('slime_box'); box.__path__ = [sys.argv[1]]; "
+    "sys.modules['slime_box'] = box; "
     "from slime_box.main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
@@ -73,7 +74,7 @@ class Client:
         body = memory_file(spec.dump())
         try:
             command = [sys.executable, "-I", "-S", "-c", _BOOT, str(PROGRAM), str(theirs.fileno()), str(body)]
-            passed = (theirs.fileno(), body, *spec.join)
+            passed = (theirs.fileno(), body, *spec.join, *spec.counted)
             self.process = subprocess.Popen(
                 wrap(command), pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={},
                 start_new_session=True,

@@ -116,27 +116,31 @@ class LocalSandbox:
         made = await asyncio.to_thread(assemble, self._wanted, self.backend, overlay=overlay)
         self.isolation, self.workdir = made.isolation, made.spec.workdir
         write_lease(self.sandbox_id, [], Path(made.spec.staging), made.group.directories)
-        client = Client(made.spec, made.wrap)
-        close_all(made.spec.join)
-        self._running = _Running(made, client, [])
         try:
-            started = await client.ready()
-            self._running.shown.extend(started.shown)
-            first = [client.process.pid, started.first]
-            write_lease(self.sandbox_id, first, Path(made.spec.staging), made.group.directories)
-            for port in self.ports:
-                self.sockets[port] = await self.listen(port)
+            await self._begin(made)
         except BaseException:
             await asyncio.shield(self.close())
             raise
 
+    async def _begin(self, made: Assembled) -> None:
+        try:
+            client = Client(made.spec, made.wrap)
+        finally:
+            close_all([*made.spec.join, *made.spec.counted])
+        self._running = _Running(made, client, [])
+        started = await client.ready()
+        self._running.shown.extend(started.shown)
+        first = [client.process.pid, started.first]
+        write_lease(self.sandbox_id, first, Path(made.spec.staging), made.group.directories)
+        for port in self.ports:
+            self.sockets[port] = await self.listen(port)
+
     async def close(self) -> None:
         """Kill all that runs in the box and remove it. A second call does nothing."""
         running, self._running = self._running, None
-        if running is None:
-            return
-        await running.client.close()
-        close_all(running.shown)
+        if running is not None:
+            await running.client.close()
+            close_all(running.shown)
         for listener in self.sockets.values():
             listener.close()
         await asyncio.to_thread(release_lease, self.sandbox_id)
@@ -308,9 +312,7 @@ class _Running:
 
     async def limits_passed(self) -> dict[str, int]:
         """How often each limit was passed so far."""
-        passed = (
-            {"memory": await asyncio.to_thread(self.made.group.oom_kills)} if self.made.group.events else {}
-        )
+        passed = {"memory": self.made.group.oom_kills()}
         if self.made.spec.watch:
             answer, _ = await self.client.ask("limits")
             passed.update(answer["limits"])

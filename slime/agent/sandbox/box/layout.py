@@ -65,8 +65,8 @@ _DIRECTORIES = (
     "home/agent",
     "opt",
 )
-_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
-_PROC_HIDDEN = ("kcore", "keys", "timer_list", "sched_debug", "kmsg", "latency_stats", "scsi", "acpi")
+PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
+PROC_HIDDEN = ("kcore", "keys", "timer_list", "sched_debug", "kmsg", "latency_stats", "scsi", "acpi")
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nagent:x:0:0:agent:/home/agent:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -154,7 +154,7 @@ def _workspace(spec: Spec, image: int, base: Path, root: Path) -> list[int]:
     workdir = _inside(root, spec.workdir)
     workdir.mkdir(exist_ok=True)
     if spec.workspace == "copy":
-        copy_tree(f"/proc/self/fd/{image}", str(workdir))
+        copy_tree(image, str(workdir))
         return [image, _directory(workdir)]
     options = f"lowerdir=/proc/self/fd/{image},upperdir={base / 'upper'},workdir={base / 'work'},userxattr"
     mount("overlay", str(workdir), "overlay", MS_NOSUID | MS_NODEV, options)
@@ -165,9 +165,10 @@ def _directory(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def copy_tree(source: str, target: str) -> None:
-    """Copy a directory's content with modes and times, links as links, owned by the copier."""
-    command = ["cp", "-R", "-P", "--reflink=auto", "--preserve=mode,timestamps,links", f"{source}/.", target]
+def copy_tree(source: int, target: str) -> None:
+    """Copy an open directory's content with modes and times, links as links, owned by the copier."""
+    os.fchdir(source)
+    command = ["cp", "-R", "-P", "--reflink=auto", "--preserve=mode,timestamps,links", ".", target]
     if code := os.spawnvp(os.P_WAIT, "cp", command):
         raise OSError(f"copy of the image into the box: cp ended with {code}")
 
@@ -192,11 +193,11 @@ def _proc(proc: Path) -> None:
         FileNotFoundError
     ):  # a kernel without the knob has no nested namespaces to bound
         (proc / "sys/user/max_user_namespaces").write_text("0")
-    for name in _PROC_READ_ONLY:
+    for name in PROC_READ_ONLY:
         if (proc / name).exists():
             mount(str(proc / name), str(proc / name), "", MS_BIND)
             _remount(proc / name, read_only=True)
-    for name in _PROC_HIDDEN:
+    for name in PROC_HIDDEN:
         hidden = proc / name
         if hidden.is_dir():
             mount("hidden", str(hidden), "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "size=0,mode=0")

@@ -38,7 +38,7 @@ def main(channel_descriptor: int, spec_descriptor: int) -> None:
     with os.fdopen(spec_descriptor, "rb") as file:
         spec = Spec.load(file.read())
     channel = socket.socket(fileno=channel_descriptor)
-    for descriptor in (channel_descriptor, *spec.join):
+    for descriptor in (channel_descriptor, *spec.join, *spec.counted):
         os.set_inheritable(descriptor, False)
     try:
         if spec.kind == "namespaces":
@@ -53,13 +53,12 @@ def main(channel_descriptor: int, spec_descriptor: int) -> None:
 def _serve_here(spec: Spec, channel: socket.socket) -> None:
     """The first process of a bubblewrap or plain box."""
     image = os.open(spec.image, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    copy_tree(spec.image, spec.workdir)
+    copy_tree(image, spec.workdir)
     workspace = os.open(spec.workdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    counted = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for path in spec.counted]
     harden()
     send(channel, {"ready": os.getpid()}, [image, workspace])
     try:
-        Server(spec, channel, os.getppid() or None, counted).serve()
+        Server(spec, channel, os.getppid() or None, spec.counted).serve()
     finally:
         kill_tree([os.getpid()])
         clean_up(spec)

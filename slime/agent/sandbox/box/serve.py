@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .processes import kill_tree
+from .processes import kill, kill_tree
 from .programs import Programs
 from .syscalls import (
     PR_SET_CHILD_SUBREAPER,
@@ -95,7 +95,11 @@ class Server:
         return {"pid": self.programs.start(message, descriptors)}, []
 
     def _kill(self, message: Message, descriptors: list[int]) -> Reply:
-        return {"killed": kill_tree([message["pid"]])}, []
+        supervisor = message["pid"]
+        kill(supervisor, signal.SIGSTOP)  # it must go on adopting until its tree is empty
+        killed = kill_tree([supervisor])
+        kill(supervisor, signal.SIGCONT)
+        return {"killed": killed}, []
 
     def _listen(self, message: Message, descriptors: list[int]) -> Reply:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:

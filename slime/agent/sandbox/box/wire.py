@@ -38,7 +38,7 @@ class Spec(NamedTuple):
     processes: int | None  # RLIMIT_NPROC of each program
     join: list[int]  # inherited descriptors of the cgroup.procs files that each program enters
     cgroups: list[str]  # directories to remove at the end
-    counted: list[str]  # directories that the limit `disk` counts, where `watch` has it
+    counted: list[int]  # inherited descriptors of directories that the limit `disk` counts
 
     def dump(self) -> bytes:
         return json.dumps(self._asdict()).encode()

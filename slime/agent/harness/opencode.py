@@ -1,0 +1,86 @@
+"""opencode: the OpenAI Chat Completions protocol, configured by ``opencode.json``.
+
+Measured with 1.18.33. Knows nothing of the adapter.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from slime.agent.harness.base import AGENT_USER, BaseHarness, HarnessContext, run_agent, user_settings
+from slime.agent.harness.install import install_npm_cli
+from slime.agent.sandbox import Sandbox
+
+MILLISECONDS = 1000
+PROVIDER = "slime"
+XDG_FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+
+
+class OpencodeHarness(BaseHarness):
+    """`opencode run`, prompt on standard input."""
+
+    name = "opencode"
+    variables = "OPENCODE"
+    package = "opencode-ai"
+    version = "1.18.33"
+
+    async def install_cli(self, sb: Sandbox) -> None:
+        settings = user_settings(self.variables)
+        version = settings.version or self.version
+        await install_npm_cli(sb, self.package, "opencode", version=version, tarball=settings.tarball)
+
+    async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
+        text = json.dumps(opencode_config(ctx), indent=2)
+        await sb.write_file(ctx.meta("opencode/opencode.json"), text, user=AGENT_USER)
+
+    async def launch_and_wait(self, sb: Sandbox, ctx: HarnessContext, prompt: str, budget: float) -> int:
+        model = f"{PROVIDER}/{ctx.model_label}"
+        command = ("opencode", "run", "--format", "json", "--auto", "--title", "rollout", "-m", model)
+        env = {
+            "OPENCODE_CONFIG": ctx.meta("opencode/opencode.json"),
+            "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            **{name: ctx.meta(f"opencode/{name.lower()}") for name in XDG_FOLDERS},
+        }
+        settings = user_settings(self.variables)
+        return await run_agent(sb, ctx, command, prompt=prompt, budget=budget, env=env, settings=settings)
+
+
+def opencode_config(ctx: HarnessContext) -> dict[str, Any]:
+    """The content of ``opencode.json``; compaction follows `limit.context`."""
+    wait = ctx.request_timeout_sec * MILLISECONDS
+    model = {
+        "name": ctx.model_label,
+        "tool_call": True,
+        "reasoning": True,
+        "limit": {"context": ctx.context_tokens, "output": ctx.max_output_tokens},
+    }
+    options = {
+        "baseURL": ctx.openai_url,
+        "apiKey": ctx.session_id,
+        "timeout": wait,
+        "headerTimeout": wait,
+        "chunkTimeout": wait,
+    }
+    return {
+        "$schema": "https://opencode.ai/config.json",
+        "provider": {
+            PROVIDER: {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": PROVIDER,
+                "options": options,
+                "models": {ctx.model_label: model},
+            }
+        },
+        "model": f"{PROVIDER}/{ctx.model_label}",
+        "small_model": f"{PROVIDER}/{ctx.model_label}",
+        "enabled_providers": [PROVIDER],
+        "permission": {"*": "allow"},
+        "share": "disabled",
+        "autoupdate": False,
+    }
+
+
+OPENCODE = OpencodeHarness()

@@ -57,6 +57,7 @@ TOOL_FORMATS: dict[str, Callable[[Tools], ToolFormat]] = {
     "deepseekv3": lambda tools: DeepSeekV3Calls(*_DEEPSEEK_MARKERS),
     "deepseekv31": lambda tools: DeepSeekV31Calls(*_DEEPSEEK_MARKERS),
     "deepseekv32": lambda tools: TagCalls(DEEPSEEK_V32, tools),
+    "deepseekv4": lambda tools: TagCalls(DEEPSEEK_V32, tools),
     "glm": _glm,
     "glm45": _glm,
     "glm47": _glm,
@@ -65,16 +66,26 @@ TOOL_FORMATS: dict[str, Callable[[Tools], ToolFormat]] = {
     "mistral": lambda tools: MistralCalls(),
 }
 
-# The first marker of a format that a template's source contains tells the format.
-_TOOL_MARKS = (
-    ("｜DSML｜", "deepseekv32"),
-    ("<|tool_calls_section_begin|>", "kimi_k2"),
-    ("<arg_key>", "glm45"),
-    ("<function=", "qwen3_coder"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|python_tag|>", "llama3"),
-    ('"parameters": dictionary of argument name', "llama3"),
-    ("<tool_call>", "qwen"),
+# A template is of the first format all of whose marks its source has, and none of the others.
+_TEMPLATE_MARKS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("deepseekv32", ("｜DSML｜",), ()),
+    ("deepseekv3", ("<｜tool▁call▁begin｜>", "```json"), ()),
+    ("deepseekv31", ("<｜tool▁call▁begin｜>",), ()),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",), ()),
+    ("glm45", ("<tool_call>", "<arg_key>"), ()),
+    ("qwen3_coder", ("<tool_call>", "<function="), ()),
+    ("mistral", ("[TOOL_CALLS]",), ()),
+    ("llama3", ("<|python_tag|>",), ("<function=",)),
+    ("llama3", ('"parameters": dictionary of argument name',), ()),
+    ("qwen", ("<tool_call>", "</tool_call>"), ("<tool_calls>", "<invoke")),
+)
+_REASONING_MARKS = (
+    ("kimi", "◁/think▷", ""),
+    ("mistral", "[/THINK]", ""),
+    ("kimi_k2", "</think>", "<|tool_calls_section_begin|>"),
+    ("glm45", "</think>", "<arg_key>"),
+    ("deepseek-v3", "</think>", "<｜Assistant｜>"),
+    ("qwen3", "</think>", ""),
 )
 
 
@@ -106,24 +117,20 @@ def is_known(tool_parser: str | None, reasoning_parser: str | None) -> bool:
 
 
 def detect_parsers(chat_template: str) -> tuple[str | None, str | None]:
-    """Names of the tool and reasoning parser for models with this template (its source); None where it
-    tells of none."""
-    tool = next((name for mark, name in _TOOL_MARKS if mark in chat_template), None)
-    if tool is None and "<｜tool▁call▁begin｜>" in chat_template:
-        tool = "deepseekv3" if "```json" in chat_template else "deepseekv31"
-    return tool, _detect_reasoning(chat_template, tool)
+    """Names of the tool and reasoning parser for models with this template (its source); None where it tells
+    of none.
 
-
-def _detect_reasoning(template: str, tool: str | None) -> str | None:
-    if "◁think▷" in template:
-        return "kimi"
-    if "[THINK]" in template:
-        return "mistral"
-    if "</think>" not in template:
-        return None
-    if "<｜Assistant｜>" in template:
-        return "deepseek-v3" if "thinking" in template else "deepseek-r1"
-    return {"kimi_k2": "kimi_k2", "glm45": "glm45"}.get(tool or "", "qwen3")
+    No format that begins within reasoning is given: whether an output does so, the rendered prompt tells.
+    """
+    tools = (
+        name
+        for name, marks, others in _TEMPLATE_MARKS
+        if all(mark in chat_template for mark in marks) and not any(mark in chat_template for mark in others)
+    )
+    reasoning = (
+        name for name, closing, mark in _REASONING_MARKS if closing in chat_template and mark in chat_template
+    )
+    return next(tools, None), next(reasoning, None)
 
 
 def _unknown(field: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -91,7 +91,12 @@ DEEPSEEK_V32 = Tags(
     key_close={'" string="true">': True, '" string="false">': False, '">': None},
     value_close="</｜DSML｜parameter>",
     call_close="</｜DSML｜invoke>",
-    drops=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+    drops=(
+        "<｜DSML｜function_calls>",
+        "</｜DSML｜function_calls>",
+        "<｜DSML｜tool_calls>",
+        "</｜DSML｜tool_calls>",
+    ),
 )
 
 

@@ -254,14 +254,16 @@ def test_nothing_is_fed_after_the_end():
     ("template", "names"),
     [
         ("{{ '<|im_start|>' + content }}", (None, None)),
-        ("<tool_call>\\n{{ tool_call.name }} </think>", ("qwen", "qwen3")),
+        ("<tool_call>\\n{{ tool_call.name }}</tool_call> </think>", ("qwen", "qwen3")),
         ("<tool_call>\\n<function=example_function_name>", ("qwen3_coder", None)),
         ("<tool_call>{{ name }}<arg_key> <think></think>", ("glm45", "glm45")),
         ("<|tool_calls_section_begin|> <think></think>", ("kimi_k2", "kimi_k2")),
-        ("<｜Assistant｜><｜tool▁call▁begin｜> ```json </think>", ("deepseekv3", "deepseek-r1")),
+        ("<｜Assistant｜><｜tool▁call▁begin｜> ```json </think>", ("deepseekv3", "deepseek-v3")),
         ("{% if thinking %}<｜Assistant｜></think> <｜tool▁call▁begin｜>", ("deepseekv31", "deepseek-v3")),
-        ("[TOOL_CALLS] [THINK]", ("mistral", "mistral")),
+        ("[TOOL_CALLS] [THINK][/THINK]", ("mistral", "mistral")),
         ("<|python_tag|>", ("llama3", None)),
+        ("<|python_tag|> <function={{ name }}>", (None, None)),
+        ("<tool_call></tool_call> <invoke name=", (None, None)),
     ],
 )
 def test_the_template_tells_the_parsers(template, names):

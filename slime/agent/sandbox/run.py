@@ -26,7 +26,7 @@ RUN_MARKER = "SLIME_RUN"
 """Environment variable by which the processes of one command are found; its value is the command's id."""
 
 _WINDOW_SECONDS = 20.0
-_LIVENESS = "still running"
+_LIVENESS = "running"
 
 
 async def exec_and_wait(
@@ -80,6 +80,17 @@ def _detached(script: str, run: str) -> str:
     return f"mkdir -p {place} && {{ {session} {start} </dev/null >/dev/null 2>&1 & }}"
 
 
+_LOOK = """
+alive() {{ grep -qs {mark} /proc/[0-9]*/environ; }}
+i=0
+while [ ! -e {place}/code ] && [ $i -lt {tries} ]; do
+  sleep 0.1; i=$((i+1)); [ $((i % 20)) -ne 0 ] || alive || break
+done
+[ -e {place}/code ] || ! alive || echo {alive}
+[ ! -e {place}/code ] || cat {place}/code
+"""
+"""Wait in the sandbox, and print the exit code, that it still runs, or nothing where its processes vanished."""
+
 _SHELL = 'if command -v bash >/dev/null; then bash -c "$1"; else sh -c "$1"; fi'
 
 
@@ -88,16 +99,13 @@ async def _wait(sb: Sandbox, run: str, user: str, deadline: float) -> int | None
     place = f"/tmp/.{run}"
     while (left := deadline - time.monotonic()) > 0:
         tries = max(1, int(min(left, _WINDOW_SECONDS) * 10))
-        look = (
-            f"i=0; while [ ! -e {place}/code ] && [ $i -lt {tries} ]; do sleep 0.1; i=$((i+1)); done; "
-            f"if [ -e {place}/code ]; then cat {place}/code; "
-            f"elif grep -qs {RUN_MARKER}={run} /proc/[0-9]*/environ; then echo {_LIVENESS}; fi"
-        )
+        look = _LOOK.format(place=place, tries=tries, mark=f"{RUN_MARKER}={run}", alive=_LIVENESS)
         _, text, _ = await sb.exec(look, user=user, timeout=_WINDOW_SECONDS + 30)
-        if (answer := text.strip()) != _LIVENESS:
-            if not answer:
-                raise SandboxClosedError(f"the command {run} vanished", place=f"sandbox {sb.sandbox_id}")
-            return int(answer)
+        answers = text.split()
+        if not answers:
+            raise SandboxClosedError(f"the command {run} vanished", place=f"sandbox {sb.sandbox_id}")
+        if answers[-1] != _LIVENESS:
+            return int(answers[-1])
     return None
 
 
@@ -131,7 +139,8 @@ async def git_diff(sb: Sandbox, workdir: str, *, exclude: Sequence[str], since: 
         SandboxError: the directory is not in a git work tree.
     """
     place = shlex.quote(workdir)
-    paths = " ".join(shlex.quote(f":(exclude,glob)**/{pattern}") for pattern in exclude)
+    kinds = (f":(exclude,glob)**/{pattern}{below}" for pattern in exclude for below in ("", "/**"))
+    paths = " ".join(map(shlex.quote, kinds))
     mine = f"/tmp/.index-{uuid.uuid4().hex[:12]}"
     git = f"git -c safe.directory='*' -C {place}"
     code, text, error = await sb.exec(

@@ -1,7 +1,7 @@
 """Attempts to get out of a box or to take the machine with it, each as a property that must hold.
 
-Run by the tests in their own process, and as a program (`python escapes.py [BACKEND]`) by an ordinary user's: it
-needs the standard library and slime only. Prints one line per attempt.
+Run by the tests in their own process, and as a program (`python escapes.py [BACKEND]`) by an ordinary user's:
+it needs the standard library and slime only. Prints one line per attempt.
 """
 
 from __future__ import annotations

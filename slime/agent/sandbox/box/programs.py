@@ -7,6 +7,7 @@ or `!` and the reason why the program could not start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -32,7 +33,10 @@ class Programs:
         """Fork a supervisor with its program; returns the supervisor's pid."""
         supervisor = os.fork()
         if supervisor == 0:
-            self._supervise(message, descriptors)
+            try:
+                self._supervise(message, descriptors)
+            finally:
+                os._exit(1)  # whatever happens, this process does not go on as the box's first one
         self.supervisors.add(supervisor)
         return supervisor
 
@@ -57,7 +61,9 @@ class Programs:
             self._become(message, descriptors)
         for descriptor in descriptors[:_STATUS]:
             os.close(descriptor)
-        os.write(descriptors[_STATUS], f"{_wait_for(program)}\n".encode())
+        code = _wait_for(program)
+        with contextlib.suppress(BrokenPipeError):  # the owner knew enough: the program could not start
+            os.write(descriptors[_STATUS], f"{code}\n".encode())
         os._exit(0)
 
     def _become(self, message: Message, descriptors: list[int]) -> None:

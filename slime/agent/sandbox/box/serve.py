@@ -117,7 +117,8 @@ class Server:
                 send(self.channel, {"id": message["id"]}, [file])
             except OSError as error:
                 send(self.channel, {"error": error.strerror, "errno": error.errno, "id": message["id"]})
-            os._exit(0)
+            finally:
+                os._exit(0)
         os.waitpid(child, 0)
         return None
 

@@ -173,7 +173,7 @@ class Client:
     @staticmethod
     def _outcome(text: str, ended: bool, stdout: str, stderr: str) -> Outcome:
         if text.startswith("!"):
-            return Outcome(127, stdout, stderr, text[1:].strip())
+            return Outcome(127, stdout, stderr, text[1:].partition("\n")[0])
         code = int(text) if text else 137  # no line: its supervisor was killed with it
         return Outcome(code if ended else None, stdout, stderr, None)
 

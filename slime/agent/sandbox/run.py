@@ -89,7 +89,7 @@ done
 [ -e {place}/code ] || ! alive || echo {alive}
 [ ! -e {place}/code ] || cat {place}/code
 """
-"""Wait in the sandbox, and print the exit code, that it still runs, or nothing where its processes vanished."""
+"""Wait in the sandbox; print the exit code, that it still runs, or nothing where its processes vanished."""
 
 _SHELL = 'if command -v bash >/dev/null; then bash -c "$1"; else sh -c "$1"; fi'
 

@@ -104,7 +104,7 @@ class TokenSession:
             yield turn.held(), False
         waiting: list[Message] = []
         for message, spliced in zip(new, place.turns[place.anchor :], strict=True):
-            if spliced is None:
+            if spliced is None or (previous is None and not _has_text(waiting)):
                 waiting.append(message)
                 continue
             yield self._rendered(waiting, tools, previous, turn), True
@@ -128,6 +128,11 @@ class TokenSession:
             messages, tools, previous=previous, closed=last in self._template.stop_ids, last_id=last
         )
         return np.asarray(ids, np.int32)
+
+
+def _has_text(messages: Sequence[Message]) -> bool:
+    """Whether there is anything to render: templates begin with no assistant message."""
+    return any(message.get("role") != TOOLS_ROLE for message in messages)
 
 
 def _stand_in(new: Sequence[Message]) -> Message:

@@ -352,12 +352,13 @@ class BaseAdapter:
         parser = OutputParser(
             tool_parser=self.tool_parser if has_tools else None,
             reasoning_parser=self.reasoning_parser,
-            tools=request.tools,
+            tools=[*request.tools, *request.extra.get("deferred_tools", ())],
             opens_reasoning=self.template.opens_reasoning_after(request.messages),
         )
         context = [int(token) for token in prompt.ids[-CONTEXT_TOKENS:]]
         decoder = IncrementalDecoder(self._tokenizer, context, skip_special_tokens=False)
-        return Output(decoder, parser, StopStrings(request.stop), self.template.stop_ids)
+        special = frozenset(getattr(self._tokenizer, "all_special_ids", None) or ())
+        return Output(decoder, parser, StopStrings(request.stop), self.template.stop_ids, special)
 
     def _sampling_params(self, request: ModelRequest, session: Session, prompt_tokens: int) -> dict[str, Any]:
         params = {**SAMPLING_DEFAULTS, **session.sampling_defaults}

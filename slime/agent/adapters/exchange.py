@@ -58,26 +58,36 @@ class StoredReply:
 
 @dataclass
 class Output:
-    """What has been sampled so far, as text, events and ids."""
+    """What has been sampled so far, as text, events and ids.
+
+    Attributes:
+        stop_ids: tokens that end a turn, and are no text.
+        special_ids: tokens that may turn out to have ended it; the newest waits for what follows.
+    """
 
     decoder: IncrementalDecoder
     parser: OutputParser
     stops: StopStrings
     stop_ids: frozenset[int]
+    special_ids: frozenset[int]
     ids: list[int] = field(default_factory=list)
     events: list[OutputEvent] = field(default_factory=list)
     text: str = ""
     given: int = 0
     stop_sequence: str | None = None
+    waiting: list[int] = field(default_factory=list)
 
     def push(self, ids: Sequence[int]) -> list[OutputEvent]:
         """Events that new ids complete; the token that ends the turn is no text."""
         self.ids.extend(ids)
-        return self._more(self.decoder.push([token for token in ids if token not in self.stop_ids]))
+        ready = self.waiting + [token for token in ids if token not in self.stop_ids]
+        self.waiting = ready[-1:] if ready and ready[-1] in self.special_ids else []
+        return self._more(self.decoder.push(ready[: len(ready) - len(self.waiting)]))
 
-    def finish(self) -> list[OutputEvent]:
-        """The remaining events."""
-        events = self._more(self.decoder.pending())
+    def finish(self, matched: object = None) -> list[OutputEvent]:
+        """The remaining events; `matched` is the token id at which the engine stopped, if it was one."""
+        last = [token for token in self.waiting if token != matched]
+        events = self._more(self.decoder.push(last)) + self._more(self.decoder.pending())
         rest = self.text[self.given :] if self.stop_sequence is None else ""
         return events + self._kept(self.parser.feed(rest)) + self._kept(self.parser.finish())
 
@@ -189,7 +199,8 @@ class Exchange:
     async def _close(
         self, writer: ReplyWriter, generation: Generation
     ) -> tuple[web.StreamResponse, StoredReply, Turn]:
-        data = self._write(writer, self.output.finish())
+        matched = (generation.meta_info.get("finish_reason") or {}).get("matched")
+        data = self._write(writer, self.output.finish(matched))
         ending = Ending(
             finish_reason=generation.finish_reason or "stop",
             stop_sequence=self.output.stop_sequence,

@@ -53,7 +53,7 @@ def assemble(wanted: Wanted, backend: Backend, *, overlay: bool) -> Assembled:
     """Make the box's directory and control groups.
 
     Raises:
-        SandboxError: the image is no directory, or a bind is missing or cannot be shown.
+        SandboxError: the image is no directory, the working directory no place for it, or a bind is missing.
     """
     _check(wanted, backend)
     staging = make_staging(wanted.name)
@@ -79,6 +79,8 @@ def assemble(wanted: Wanted, backend: Backend, *, overlay: bool) -> Assembled:
 def _check(wanted: Wanted, backend: Backend) -> None:
     if wanted.image is not None and not wanted.image.is_dir():
         raise SandboxError(f"the image {wanted.image} is not a directory", remedy="give a directory, or None")
+    if not wanted.workdir.startswith("/") or os.path.normpath(wanted.workdir) == "/":
+        raise SandboxError(f"the working directory {wanted.workdir!r} is not an absolute path below /")
     for source, target in wanted.binds.items():
         if not Path(source).exists():
             raise SandboxError(f"the bind {source} does not exist on the host")

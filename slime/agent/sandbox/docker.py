@@ -87,6 +87,10 @@ class DockerSandbox:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove it. A second call does nothing."""
         if self._running:
             self._running = False
             await self._client(["rm", "--force", "--volumes", self.sandbox_id])

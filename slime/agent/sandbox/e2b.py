@@ -116,6 +116,10 @@ class E2BSandbox:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove it. A second call does nothing."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             await self._call(sandbox.kill)

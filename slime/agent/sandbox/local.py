@@ -290,11 +290,11 @@ class LocalSandbox:
             raise SandboxError(f"no user {user!r} in a local box; there are {', '.join(made.homes)}")
         home = made.homes[user]
         places = {"HOME": home, "TMPDIR": made.temporary, "SHELL": "/bin/bash", "USER": user, "LOGNAME": user}
-        path = f"{home}/.local/bin:/opt/bin:{_PATH}{self._bind_paths()}"
+        path = f"{home}/.local/bin:/opt/bin{self._bind_paths()}:{_PATH}"
         return {**places, "PATH": path, **_FIXED, MARKER: self.sandbox_id, **self.env}
 
     def _bind_paths(self) -> str:
-        """The `bin` directories of bound installations."""
+        """The `bin` directories of bound installations: asked for, so they come before the host's."""
         return "".join(
             f":{box}/bin" for host, box in self._wanted.binds.items() if Path(host, "bin").is_dir()
         )

@@ -1,4 +1,4 @@
-"""What the docker client is told, and what its answers become: played by `fakes/docker`, without an engine."""
+"""What the docker client is told, and what its answers become: played by `fakes/docker`, with no engine."""
 
 import asyncio
 import json

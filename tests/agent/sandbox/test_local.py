@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from slime.agent.sandbox import (
     exec_and_wait,
 )
 from slime.agent.sandbox.backends import BACKENDS, choose
+from slime.agent.sandbox.leases import read_leases
 from tests.agent.sandbox.escapes import DAEMON, tag, until_gone, with_argument
 
 
@@ -244,13 +246,51 @@ def test_files_kept_on_disk_are_bounded_by_the_watchdog(backend):
     run(scenario())
 
 
-def test_an_image_that_is_no_directory_is_refused():
+def test_a_box_closed_under_a_running_command_ends_it_with_an_error(backend):
     async def scenario():
-        async with LocalSandbox("/no/such/image"):
+        mark = tag()
+        async with LocalSandbox(require=backend) as sb:
+            task = asyncio.create_task(sb.exec(f"sleep {mark}"))
+            while not with_argument(mark):
+                await asyncio.sleep(0.02)
+        with pytest.raises(SandboxClosedError):
+            await task
+        assert await until_gone(mark)
+
+    run(scenario())
+
+
+def test_what_cannot_be_a_box_is_refused_and_leaves_nothing():
+    async def scenario(*arguments, **options):
+        async with LocalSandbox(*arguments, **options):
             pass
 
+    before = read_leases()
     with pytest.raises(SandboxError, match="not a directory"):
+        run(scenario("/no/such/image"))
+    with pytest.raises(SandboxError, match="working directory"):
+        run(scenario(workdir="/"))
+    with pytest.raises(SandboxError, match="does not exist"):
+        run(scenario(binds={"/no/such": "/opt/x"}))
+    with pytest.raises(SandboxError, match="Limits.memory"):
+        Limits(memory=0)
+    assert read_leases() == before
+
+
+def test_a_bind_below_the_hosts_programs_is_refused_without_touching_them(tmp_path):
+    """The host's /usr is shown, and a mount point that it lacks cannot be made in it."""
+    if run(choose(None))[0] == "plain":
+        pytest.skip("a plain box shows the host as it is")
+
+    async def scenario():
+        async with LocalSandbox(binds={str(tmp_path): "/usr/local/not-there"}):
+            pass
+
+    before = read_leases()
+    with pytest.raises(SandboxError, match="not-there"):
         run(scenario())
+    assert not Path("/usr/local/not-there").exists()
+    assert read_leases() == before
 
 
 def test_the_plain_backend_says_what_it_does_not_keep_apart():

@@ -67,6 +67,7 @@ _DIRECTORIES = (
 )
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 PROC_HIDDEN = ("kcore", "keys", "timer_list", "sched_debug", "kmsg", "latency_stats", "scsi", "acpi")
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))  # of /proc/self/mountinfo
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nagent:x:0:0:agent:/home/agent:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -209,7 +210,9 @@ def _remount_read_only(targets: list[Path]) -> None:
     """Make each target, and whatever is mounted below it, read-only."""
     heads = tuple(f"{target}/" for target in targets)
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = line.split()[4].encode().decode("unicode_escape")
+        point = line.split()[4]
+        for code, character in _ESCAPES:
+            point = point.replace(code, character)
         if f"{point}/".startswith(heads):
             _remount(Path(point), read_only=True)
 

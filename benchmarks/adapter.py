@@ -15,7 +15,6 @@ import random
 import statistics
 import time
 
-import psutil
 from processes_of_adapter import adapter_process, engine_process
 
 TURNS = 50
@@ -23,8 +22,10 @@ CASES = [
     *((1, 5, "small"), (32, 5, "small"), (256, 5, "small")),
     *((1, 5, "cc"), (32, 3, "cc"), (256, 2, "cc")),
 ]
-WORDS = """the file function returns value when test fails path class method error import line
-module assert before after index data check config parse request session token model""".split()
+WORDS = (
+    "the file function returns value when test fails path class method error import line module assert "
+    "before after index data check config parse request session token model"
+).split(" ")
 
 
 def words(count, seed):
@@ -118,17 +119,18 @@ def blocks(raw):
 class Bench:
     """Engine and adapter in processes of their own."""
 
-    def __init__(self, tokenizer, *, token_seconds=0.0):
+    def __init__(self, tokenizer, *, token_seconds=0.0, trace_memory=False):
         context = multiprocessing.get_context("spawn")
         self.pipe, child = context.Pipe()
         self.engine = context.Process(target=engine_process, args=(child, tokenizer, token_seconds))
         self.engine.start()
         engine_url = self.pipe.recv()
         self.control, child = context.Pipe()
-        self.adapter = context.Process(target=adapter_process, args=(child, tokenizer, engine_url))
+        self.adapter = context.Process(
+            target=adapter_process, args=(child, tokenizer, engine_url, trace_memory)
+        )
         self.adapter.start()
         self.url = self.control.recv()
-        self.process = psutil.Process(self.adapter.pid)
 
     def open(self, sids):
         self.control.send(("open", sids))
@@ -140,10 +142,12 @@ class Bench:
         return self.control.recv()
 
     def cpu(self):
-        times = self.process.cpu_times()
-        return times.user + times.system
+        """CPU seconds of the adapter so far."""
+        self.control.send(("cpu", None))
+        return self.control.recv()
 
     def memory(self):
+        """Bytes that the adapter's objects take."""
         self.control.send(("memory", None))
         return self.control.recv()
 
@@ -244,6 +248,9 @@ def main():
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    with Bench(options.tokenizer, trace_memory=True) as bench:
+        kept = asyncio.run(memory(bench, 4, 10 if options.quick else 40))
+        print(f"memory a turn: {kept / 1000:.1f} kB", flush=True)
     with Bench(options.tokenizer) as bench:
         for size in ("small", "cc"):
             costs = asyncio.run(growing(bench, size))
@@ -264,8 +271,6 @@ def main():
                 f"{1000 * cpu:.1f} ms CPU a request, p50 / p99 ms: {milliseconds((median, last))}",
                 flush=True,
             )
-        kept = asyncio.run(memory(bench, 4, 10 if options.quick else 40))
-        print(f"memory a turn: {kept / 1000:.1f} kB")
     with Bench(options.tokenizer, token_seconds=0.05) as bench:
         delay = asyncio.run(first_byte(bench, 5))
         print(f"first text after the engine's first token: {1000 * delay:.1f} ms (a token each 50 ms)")

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import resource
 import time
+import tracemalloc
 
 ANSWER = (
     '<think>\nI read the file.\n</think>\n\nReading.\n<tool_call>\n{"name": "Read", "arguments": '
@@ -53,7 +54,7 @@ FIRST_TEXT = 2
 """The number of the token with which the first visible character comes (behind `<think>` and a line end)."""
 
 
-def adapter_process(pipe, tokenizer, engine_url):
+def adapter_process(pipe, tokenizer, engine_url, trace_memory):
     """The adapter, and a thread that opens and finishes sessions when told."""
     import threading
 
@@ -62,6 +63,8 @@ def adapter_process(pipe, tokenizer, engine_url):
     from slime.agent.adapters import AnthropicAdapter
     from slime.utils.types import Sample
 
+    if trace_memory:
+        tracemalloc.start()
     adapter = AnthropicAdapter(tokenizer=AutoTokenizer.from_pretrained(tokenizer), sglang_url=engine_url)
 
     def control():
@@ -71,9 +74,11 @@ def adapter_process(pipe, tokenizer, engine_url):
                 for sid in sids:
                     adapter.open_session(sid)
                 pipe.send(None)
+            elif verb == "cpu":
+                pipe.send(time.process_time())
             elif verb == "memory":
                 gc.collect()
-                pipe.send(resident())
+                pipe.send(tracemalloc.get_traced_memory()[0])
             else:
                 tally = [0, 0]
                 for sid in sids:
@@ -84,12 +89,6 @@ def adapter_process(pipe, tokenizer, engine_url):
 
     threading.Thread(target=control, daemon=True).start()
     asyncio.run(serve(adapter.app, lambda url: pipe.send(url)))
-
-
-def resident():
-    import psutil
-
-    return psutil.Process().memory_info().rss
 
 
 async def serve(app, tell):

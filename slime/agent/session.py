@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,11 @@ class Prompt:
     ids: Tokens
     place: Place
     rendered: int
+
+    def followed_by(self, ids: Sequence[int]) -> Prompt:
+        """The prompt with more behind it, such as the beginning of a demanded call."""
+        more = np.asarray(ids, np.int32)
+        return replace(self, ids=np.concatenate([self.ids, more]), rendered=self.rendered + len(more))
 
 
 def new_session_id() -> str:

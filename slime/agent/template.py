@@ -100,6 +100,16 @@ class ChatTemplate:
         (fitted, shown), mark = self._encoder.protect((fitted, shown))
         return self._encoder.encode(self._render(fitted, shown), mark)
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text of our own: markers in it are markers.
+
+        Raises:
+            ModelError: the tokenizer cannot encode.
+        """
+        if not self.can_continue:
+            raise ModelError("the tokenizer cannot encode text", place="tokenizer")
+        return self._encoder.encode(text)
+
     def continuation(
         self,
         messages: Sequence[Message],

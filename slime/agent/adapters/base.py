@@ -36,6 +36,7 @@ from slime.agent.adapters.sessions import Session, Sessions
 from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
 from slime.agent.messages import Message
 from slime.agent.parsing import OutputParser, detect_parsers
+from slime.agent.parsing.forced import call_opening
 from slime.agent.session import OpenTurnError, Prompt, UnknownTurnError
 from slime.agent.template import ChatTemplate
 from slime.agent.template_probe import TemplateRefusalError
@@ -321,6 +322,9 @@ class BaseAdapter:
         session: Session,
         connection: Connection,
     ) -> Exchange:
+        opening = self._opening(request)
+        if opening:
+            prompt = prompt.followed_by(self.template.encode(opening))
         params = self._sampling_params(request, session, len(prompt.ids))
 
         def generate(on_tokens: OnTokens | None) -> Awaitable[Generation]:
@@ -340,14 +344,24 @@ class BaseAdapter:
             protocol=protocol,
             request=request,
             prompt=prompt,
-            output=self._output(request, prompt),
+            output=self._output(request, prompt, opening),
             generate=generate,
             record=record,
             count_reasoning=self._count_tokens_of,
             connection=connection,
         )
 
-    def _output(self, request: ModelRequest, prompt: Prompt) -> Output:
+    def _opening(self, request: ModelRequest) -> str:
+        """What a demanded call begins with; empty where none is demanded, or none can be begun."""
+        if request.tool_choice in ("auto", "none") or not request.tools:
+            return ""
+        name = None if request.tool_choice == "required" else request.tool_choice
+        opening = call_opening(self.tool_parser, name)
+        if opening is None or not self.template.can_continue:
+            return ""
+        return "" if self.template.opens_reasoning_after(request.messages) else opening
+
+    def _output(self, request: ModelRequest, prompt: Prompt, opening: str) -> Output:
         has_tools = bool(request.tools) and request.tool_choice != "none"
         parser = OutputParser(
             tool_parser=self.tool_parser if has_tools else None,
@@ -358,7 +372,7 @@ class BaseAdapter:
         context = [int(token) for token in prompt.ids[-CONTEXT_TOKENS:]]
         decoder = IncrementalDecoder(self._tokenizer, context, skip_special_tokens=False)
         special = frozenset(getattr(self._tokenizer, "all_special_ids", None) or ())
-        return Output(decoder, parser, StopStrings(request.stop), self.template.stop_ids, special)
+        return Output(decoder, parser, StopStrings(request.stop), self.template.stop_ids, special, opening)
 
     def _sampling_params(self, request: ModelRequest, session: Session, prompt_tokens: int) -> dict[str, Any]:
         params = {**SAMPLING_DEFAULTS, **session.sampling_defaults}

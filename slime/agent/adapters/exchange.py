@@ -63,6 +63,7 @@ class Output:
     Attributes:
         stop_ids: tokens that end a turn, and are no text.
         special_ids: tokens that may turn out to have ended it; the newest waits for what follows.
+        opening: what the answer begins with that was not sampled.
     """
 
     decoder: IncrementalDecoder
@@ -70,6 +71,7 @@ class Output:
     stops: StopStrings
     stop_ids: frozenset[int]
     special_ids: frozenset[int]
+    opening: str = ""
     ids: list[int] = field(default_factory=list)
     events: list[OutputEvent] = field(default_factory=list)
     text: str = ""
@@ -82,12 +84,12 @@ class Output:
         self.ids.extend(ids)
         ready = self.waiting + [token for token in ids if token not in self.stop_ids]
         self.waiting = ready[-1:] if ready and ready[-1] in self.special_ids else []
-        return self._more(self.decoder.push(ready[: len(ready) - len(self.waiting)]))
+        return self._more(self._begun() + self.decoder.push(ready[: len(ready) - len(self.waiting)]))
 
     def finish(self, matched: object = None) -> list[OutputEvent]:
         """The remaining events; `matched` is the token id at which the engine stopped, if it was one."""
         last = [token for token in self.waiting if token != matched]
-        events = self._more(self.decoder.push(last)) + self._more(self.decoder.pending())
+        events = self._more(self._begun() + self.decoder.push(last)) + self._more(self.decoder.pending())
         rest = self.text[self.given :] if self.stop_sequence is None else ""
         return events + self._kept(self.parser.feed(rest)) + self._kept(self.parser.finish())
 
@@ -95,6 +97,10 @@ class Output:
     def parsed(self) -> ParsedModelOutput:
         """The whole, after `finish`."""
         return self.parser.result
+
+    def _begun(self) -> str:
+        opening, self.opening = self.opening, ""
+        return opening
 
     def _more(self, text: str) -> list[OutputEvent]:
         if not text or self.stop_sequence is not None:

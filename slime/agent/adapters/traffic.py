@@ -130,7 +130,8 @@ def origin_of(
         return Origin("compaction", agent)
     if _is_side(facts, system, ask, names, wants_json, max_tokens):
         return Origin("side", agent)
-    return Origin(_codex_kind(known) or ("subagent" if agent else "main"), agent)
+    kind = _codex_kind(known) or ("subagent" if agent else "main")
+    return Origin(kind, "main" if kind == "main" else agent)
 
 
 def _sent_by(facts: ClientFacts, headers: Mapping[str, str]) -> bool:

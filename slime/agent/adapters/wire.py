@@ -36,7 +36,8 @@ class Origin:
 
     Attributes:
         kind: ``main``, a ``subagent``, a ``side`` request (title, probe), or a ``compaction`` of the history.
-        agent: names the sub-agent; empty for the main one.
+        agent: names the sub-agent; ``main`` for the main one of clients that are known to tell their agents
+            apart, empty where they do not.
     """
 
     kind: OriginKind = "main"

@@ -6,6 +6,8 @@ from slime.agent.adapters.wire import Origin
 from slime.agent.messages import handles_of
 from tests.agent.adapters.anthropic_kit import PNG, REQUESTS, one, real, translate
 
+NAMED_MAIN = Origin("main", "main")
+
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_bodies_of_every_client_are_understood(name):
@@ -18,14 +20,14 @@ def test_bodies_of_every_client_are_understood(name):
 @pytest.mark.parametrize(
     "name, origin",
     [
-        ("claude_first", Origin()),
-        ("claude_turn4", Origin()),
-        ("claude_after_compaction", Origin()),
-        ("claude_main_after_subagent", Origin()),
+        ("claude_first", NAMED_MAIN),
+        ("claude_turn4", NAMED_MAIN),
+        ("claude_after_compaction", NAMED_MAIN),
+        ("claude_main_after_subagent", NAMED_MAIN),
         ("claude_subagent", Origin("subagent", "nt-id")),
         ("old_claude_subagent", Origin("subagent", "nt-id")),
         ("old_claude_title", Origin("side")),
-        ("opencode_turn4", Origin()),
+        ("opencode_turn4", NAMED_MAIN),
         ("sdk_turn4", Origin()),
     ],
 )

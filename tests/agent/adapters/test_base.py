@@ -361,3 +361,33 @@ def test_a_rollout_gets_its_ids_and_reward():
         (sample,) = server.finish(base_sample=base, reward=0.5, extra_metadata={"e": 2})
     assert (sample.rollout_id, sample.group_index, sample.index, sample.label) == (9, 2, 5, "x")
     assert (sample.reward, sample.metadata["k"], sample.metadata["e"]) == (0.5, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("choice", "given", "rest"),
+    [
+        ("required", "<tool_call>\n", '{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'),
+        (
+            {"type": "function", "function": {"name": "read"}},
+            '<tool_call>\n{"name": "read", "arguments":',
+            ' {"path": "a"}}\n</tool_call>',
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_demanded_call_is_begun_for_the_model_and_not_trained(choice, given, rest, stream):
+    with served(OpenAIAdapter, [rest]) as server:
+        _, raw, _ = server.raw(CHAT, ask(tools=[TOOL], tool_choice=choice, stream=stream))
+        assert b'"tool_calls"' in raw
+        assert server.engine.calls[0].prompt.endswith(given)
+        (sample,) = server.finish()
+    assert sample.response == rest + "<|im_end|>"
+    assert sample.metadata["use_tool"]
+    assert sample.loss_mask == [1] * len(server.sampled[0])
+
+
+def test_without_a_choice_of_tools_a_call_is_text():
+    call = '<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>'
+    with served(OpenAIAdapter, [call]) as server:
+        _, body = server.post(CHAT, ask(tools=[TOOL], tool_choice="none"))
+    assert body["choices"][0]["message"]["content"] == call

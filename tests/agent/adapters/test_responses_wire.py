@@ -131,7 +131,7 @@ def test_the_origin_is_told_from_headers():
     child = {**headers, "x-openai-subagent": "collab_spawn", "thread-id": "b"}
     assert WIRE.translate(raw, child).origin == Origin("subagent", "b")
     shape = {"format": {"type": "json_schema", "name": "title", "schema": {}}}
-    assert translate(text=shape, headers=headers).origin == Origin()
+    assert translate(text=shape, headers=headers).origin == Origin("main", "main")
 
 
 def test_instructions_lead_and_a_chain_that_goes_on_has_them_already():

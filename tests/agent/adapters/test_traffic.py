@@ -7,6 +7,7 @@ import pytest
 from slime.agent.adapters.traffic import CLIENTS, origin_of
 from slime.agent.adapters.wire import Origin
 
+NAMED_MAIN = Origin("main", "main")
 CLAUDE = {"User-Agent": "claude-cli/2.1.332 (external, sdk-cli)", "X-Claude-Code-Session-Id": "s"}
 OLD_CLAUDE = {"User-Agent": "claude-cli/2.1.197 (external, sdk-py)", "X-Claude-Code-Session-Id": "s"}
 CLAUDE_SYSTEM = "You are a Claude agent, built on Anthropic's Claude Agent SDK.\nBe brief."
@@ -50,7 +51,7 @@ MAIN = [
 
 @pytest.mark.parametrize("headers, messages, offered", MAIN)
 def test_the_main_loop_of_every_client_is_main(headers, messages, offered):
-    assert origin_of(headers, messages=messages, tools=offered, max_tokens=32000) == Origin()
+    assert origin_of(headers, messages=messages, tools=offered, max_tokens=32000) == NAMED_MAIN
 
 
 @pytest.mark.parametrize(
@@ -104,12 +105,12 @@ def test_the_compaction_of_a_subagent_names_it():
 
 def test_an_answered_compaction_prompt_in_the_history_is_no_compaction():
     messages = chat(CLAUDE_SYSTEM, CLAUDE_COMPACTION, "<summary>", "Go on.")
-    assert origin_of(CLAUDE, messages=messages, tools=BASH) == Origin()
+    assert origin_of(CLAUDE, messages=messages, tools=BASH) == NAMED_MAIN
 
 
 def test_a_tool_result_that_quotes_the_compaction_prompt_is_no_compaction():
     messages = [*chat(CLAUDE_SYSTEM, "Read.", "ok"), {"role": "tool", "content": CLAUDE_COMPACTION}]
-    assert origin_of(CLAUDE, messages=messages, tools=BASH) == Origin()
+    assert origin_of(CLAUDE, messages=messages, tools=BASH) == NAMED_MAIN
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_a_program_on_an_sdk_is_always_main(messages, extra):
 @pytest.mark.parametrize("metadata", ["", "not json", "[1]", '"text"', "null"])
 def test_turn_metadata_that_says_nothing_leaves_codex_main(metadata):
     headers = {"originator": "codex_exec", "x-codex-turn-metadata": metadata}
-    assert origin_of(headers, messages=chat("d", "x"), tools=BASH) == Origin()
+    assert origin_of(headers, messages=chat("d", "x"), tools=BASH) == NAMED_MAIN
 
 
 def test_parts_of_text_and_images_are_read_as_text():

@@ -1,0 +1,140 @@
+"""A client's whole run against an adapter before a scripted engine, and what must hold of its tokens."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from slime.agent.aiohttp_threaded import run_app_in_thread
+from slime.serving.script import script_of, scripted_logprob
+from slime.serving.scripted import start_scripted_server
+from slime.utils.types import Sample
+from tests.agent.tokenizers import real_tokenizer
+from tests.clients.clients import ClientRun, available, run_client
+
+SID = "rollout-7/main"
+CONTEXT = 200_000
+SPECIAL = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
+
+
+@dataclass(frozen=True)
+class Act:
+    """A run and what came of it.
+
+    Attributes:
+        calls: prompt and sampled tokens of each call that the engine was asked, in order; those of one that
+            failed are none.
+        sampled: tokens that the engine gave out.
+    """
+
+    run: ClientRun
+    samples: list[Sample]
+    tally: object
+    calls: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    sampled: int
+    asked: list[str]
+    counters: dict[str, int]
+    events: list[str]
+
+    @property
+    def segments(self):
+        """Why each sample exists."""
+        return [sample.metadata["segment"] for sample in self.samples]
+
+    @property
+    def trained(self):
+        """Tokens with mask 1."""
+        return sum(sum(sample.loss_mask) for sample in self.samples)
+
+    def __str__(self):
+        parts = [f"rc {self.run.rc}, {self.run.seconds:.1f} s", f"asked {self.asked}", f"{self.counters}"]
+        parts += [f"sampled {self.sampled}, trained {self.trained}, {self.segments}", f"{self.tally}"]
+        return "\n".join([*parts, self.run.stderr[-2000:], self.run.stdout[-4000:]])
+
+
+def act(name, play, workdir, *, adapter, prompt="Do it.", session=None, serve=None, **options):
+    """Run client `name` in `workdir`; `play` is the policy behind the model.
+
+    Args:
+        adapter: the class.
+        session: options of `open_session`.
+        serve: options of the adapter.
+        options: of `run_client`.
+    """
+    if not available(name):
+        pytest.skip(f"{name} is not installed: run `make clients`")
+    tokenizer = real_tokenizer("qwen3")
+    calls = []
+
+    def policy(call):
+        answer = play(call)
+        given = () if answer.error else script_of(answer, call.params, tokenizer).token_ids
+        calls.append((call.input_ids, tuple(given)))
+        return answer
+
+    with start_scripted_server(policy, tokenizer, context_length=CONTEXT) as server:
+        served = adapter(tokenizer=tokenizer, sglang_url=server.url, **(serve or {}))
+        served.open_session(SID, **(session or {}))
+        handle = run_app_in_thread(served.app)
+        try:
+            options = {"context_tokens": 150_000, "timeout": 60} | options
+            run = run_client(
+                name, base_url=handle.url, session_id=SID, workdir=workdir, prompt=prompt, **options
+            )
+            samples = asyncio.run(served.finish_session(SID, base_sample=Sample(index=7), reward=1.0))
+        finally:
+            handle.stop()
+        sampled = server.engine.stats.decode_tokens
+        done = Act(
+            run,
+            samples,
+            served.manager.totals,
+            calls,
+            sampled,
+            play.asked,
+            served.counters,
+            server.engine.events,
+        )
+    print(f"\n{name}: {len(calls)} requests, {done}")
+    return done
+
+
+def check(done, *, rc=0, segments=("final",), side=0, abandoned=0, untrained=()):
+    """What holds of every run: it ends by itself, and every token that was sampled is trained once.
+
+    Args:
+        side: turns that are side requests.
+        abandoned: turns that the client did not take.
+        untrained: numbers of the engine's calls that are in no row.
+    """
+    tally = done.tally
+    assert done.run.rc == rc, done
+    assert sorted(done.segments) == sorted(segments), done
+    assert tally.tokens == done.sampled, done
+    assert (tally.turns_side, tally.turns_abandoned) == (side, abandoned), done
+    assert tally.unaccounted == tally.tokens_realigned == tally.tokens_truncated == 0, done
+    assert done.trained == tally.tokens_trained, done
+    assert done.trained == done.sampled - tally.tokens_side - tally.tokens_abandoned, done
+    for number, (prompt, given) in enumerate(done.calls):
+        if given:
+            assert _rows_of(done.samples, prompt, given) == (number not in untrained), (number, done)
+    for mark in SPECIAL:
+        assert mark not in done.run.stdout + done.run.stderr, done
+
+
+def _rows_of(samples, prompt, given):
+    """In how many samples a call stands as the engine saw it, and is trained."""
+    return sum(_is_trained(sample, prompt, given) for sample in samples)
+
+
+def _is_trained(sample, prompt, given):
+    end = len(prompt) + len(given)
+    if tuple(sample.tokens[:end]) != prompt + given:
+        return False
+    first = len(sample.tokens) - sample.response_length
+    span = slice(len(prompt) - first, end - first)
+    if len(prompt) < first or set(sample.loss_mask[span]) != {1}:
+        return False
+    values = sample.rollout_log_probs[span]
+    assert values == pytest.approx([scripted_logprob(token) for token in given])
+    return True

@@ -150,7 +150,7 @@ class BaseHarness(abc.ABC):
 
     @abc.abstractmethod
     async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
-        """Write the agent's configuration below `ctx.meta()`."""
+        """Write the agent's configuration below `ctx.meta()`, where it is not all in variables."""
 
     @abc.abstractmethod
     async def launch_and_wait(self, sb: Sandbox, ctx: HarnessContext, prompt: str, budget: float) -> int:
@@ -167,7 +167,7 @@ class BaseHarness(abc.ABC):
         prompt: str,
         **options: Unpack[ContextOptions],
     ) -> int:
-        """Ensure the user, write the configuration, launch.
+        """Ensure the user, whose the workdir becomes, write the configuration, launch.
 
         Returns:
             The agent's exit code; -1 when the budget ran out and all its processes were killed.
@@ -176,7 +176,7 @@ class BaseHarness(abc.ABC):
             HarnessError: the agent could not be started.
         """
         ctx = HarnessContext(workdir, session_id, adapter_url, **options)
-        await ensure_agent_user(sb)
+        await ensure_agent_user(sb, workdir=workdir)
         await sb.write_file(ctx.meta(".gitignore"), "*\n", user=AGENT_USER)
         await self.write_config(sb, ctx)
         return await self.launch_and_wait(sb, ctx, prompt, time_budget_sec)

@@ -1,6 +1,8 @@
-"""Claude Code: the Anthropic Messages protocol, configured by environment variables alone.
+"""Claude Code: the Anthropic Messages protocol, configured by environment variables.
 
-Measured with 2.1.332. Knows the client's switches, and nothing of the adapter.
+Invariant: they are given by the process's environment and once more by ``--settings``, because a repository's
+own ``.claude/settings.json`` overrides the environment but not that file. Measured with 2.1.332. Knows
+nothing of the adapter.
 """
 
 from __future__ import annotations
@@ -40,13 +42,19 @@ class ClaudeCodeHarness(BaseHarness):
         await install_npm_cli(sb, self.package, "claude", version=version, tarball=settings.tarball)
 
     async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
-        text = json.dumps({"includeCoAuthoredBy": False})
-        await sb.write_file(ctx.meta("claude/settings.json"), text, user=AGENT_USER)
+        settings = {"env": _environment(self.variables, ctx), "includeCoAuthoredBy": False}
+        await sb.write_file(ctx.meta("claude/rollout.json"), json.dumps(settings), user=AGENT_USER)
 
     async def launch_and_wait(self, sb: Sandbox, ctx: HarnessContext, prompt: str, budget: float) -> int:
         settings = user_settings(self.variables)
         env = claude_environment(ctx)
-        return await run_agent(sb, ctx, COMMAND, prompt=prompt, budget=budget, env=env, settings=settings)
+        command = (*COMMAND, "--settings", ctx.meta("claude/rollout.json"))
+        return await run_agent(sb, ctx, command, prompt=prompt, budget=budget, env=env, settings=settings)
+
+
+def _environment(variables: str, ctx: HarnessContext) -> dict[str, str]:
+    """All variables of the run; a user's own win."""
+    return {**claude_environment(ctx), **user_settings(variables).extra_envs, **ctx.environment}
 
 
 def claude_environment(ctx: HarnessContext) -> dict[str, str]:

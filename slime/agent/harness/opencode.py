@@ -1,6 +1,7 @@
-"""opencode: the OpenAI Chat Completions protocol, configured by ``opencode.json``.
+"""opencode: the OpenAI Chat Completions protocol, configured by what else stands in ``opencode.json``.
 
-Measured with 1.18.33. Knows nothing of the adapter.
+Invariant: the configuration goes in the variable that is read last, so that a repository's own
+``opencode.json`` cannot lead the agent to another model. Measured with 1.18.33. Knows nothing of the adapter.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from slime.agent.harness.base import AGENT_USER, BaseHarness, HarnessContext, run_agent, user_settings
+from slime.agent.harness.base import BaseHarness, HarnessContext, run_agent, user_settings
 from slime.agent.harness.install import install_npm_cli
 from slime.agent.sandbox import Sandbox
 
@@ -31,15 +32,13 @@ class OpencodeHarness(BaseHarness):
         await install_npm_cli(sb, self.package, "opencode", version=version, tarball=settings.tarball)
 
     async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
-        text = json.dumps(opencode_config(ctx), indent=2)
-        await sb.write_file(ctx.meta("opencode/opencode.json"), text, user=AGENT_USER)
+        return None
 
     async def launch_and_wait(self, sb: Sandbox, ctx: HarnessContext, prompt: str, budget: float) -> int:
         model = f"{PROVIDER}/{ctx.model_label}"
         command = ("opencode", "run", "--format", "json", "--auto", "--title", "rollout", "-m", model)
         env = {
-            "OPENCODE_CONFIG": ctx.meta("opencode/opencode.json"),
-            "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
+            "OPENCODE_CONFIG_CONTENT": json.dumps(opencode_config(ctx)),
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             **{name: ctx.meta(f"opencode/{name.lower()}") for name in XDG_FOLDERS},
@@ -49,7 +48,7 @@ class OpencodeHarness(BaseHarness):
 
 
 def opencode_config(ctx: HarnessContext) -> dict[str, Any]:
-    """The content of ``opencode.json``; compaction follows `limit.context`."""
+    """The configuration; compaction follows `limit.context`."""
     wait = ctx.request_timeout_sec * MILLISECONDS
     model = {
         "name": ctx.model_label,

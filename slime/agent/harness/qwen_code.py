@@ -1,6 +1,7 @@
-"""qwen-code: the OpenAI Chat Completions protocol, configured by ``settings.json``.
+"""qwen-code: the OpenAI Chat Completions protocol, configured by a settings file.
 
-Measured with 0.24.4, which needs Node 22. Knows nothing of the adapter.
+Invariant: the file is what the agent takes for the system's settings, which a repository's own cannot
+override. Measured with 0.24.4, which needs Node 22. Knows nothing of the adapter.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ class QwenCodeHarness(BaseHarness):
 
     async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
         text = json.dumps(qwen_settings(ctx), indent=2)
-        await sb.write_file(ctx.meta("qwen/settings.json"), text, user=AGENT_USER)
+        await sb.write_file(ctx.meta("qwen/rollout.json"), text, user=AGENT_USER)
 
     async def launch_and_wait(self, sb: Sandbox, ctx: HarnessContext, prompt: str, budget: float) -> int:
         env = {
             "QWEN_HOME": ctx.meta("qwen"),
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": ctx.meta("qwen/rollout.json"),
             "OPENAI_API_KEY": ctx.session_id,
             "OPENAI_BASE_URL": ctx.openai_url,
             "OPENAI_MODEL": ctx.model_label,
@@ -49,26 +51,26 @@ class QwenCodeHarness(BaseHarness):
 
 
 def qwen_settings(ctx: HarnessContext) -> dict[str, Any]:
-    """The content of ``settings.json``.
+    """The content of the settings file.
 
     By default a rate limit is waited out without end, and a request is sent anew after two minutes without a
     byte; memory agents would ask the model behind the task's back. `maxRetries` multiplies the seven attempts
     that cannot be turned down, so that it is 0 whatever `HarnessContext.max_retries` says.
     """
     wait = ctx.request_timeout_sec * MILLISECONDS
+    generation = {
+        "contextWindowSize": ctx.context_tokens,
+        "timeout": wait,
+        "streamIdleTimeoutMs": wait,
+        "maxRetries": 0,
+        "retryInitialDelayMs": RETRY_DELAY_MS,
+        "retryMaxDelayMs": RETRY_DELAY_MS,
+    }
+    model = {"id": ctx.model_label, "baseUrl": ctx.openai_url, "envKey": "OPENAI_API_KEY"}
     return {
         "security": {"auth": {"selectedType": "openai"}},
-        "model": {
-            "name": ctx.model_label,
-            "generationConfig": {
-                "contextWindowSize": ctx.context_tokens,
-                "timeout": wait,
-                "streamIdleTimeoutMs": wait,
-                "maxRetries": 0,
-                "retryInitialDelayMs": RETRY_DELAY_MS,
-                "retryMaxDelayMs": RETRY_DELAY_MS,
-            },
-        },
+        "modelProviders": {"openai": [{**model, "generationConfig": generation}]},
+        "model": {"name": ctx.model_label},
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
         "general": {"enableAutoUpdate": False},
         "privacy": {"usageStatisticsEnabled": False},

@@ -27,8 +27,8 @@ class ProcessSandbox:
 
     async def exec(self, cmd, *, user="root", env=None, timeout=120, check=False, idempotent=True):
         self.commands.append(cmd)
-        if "useradd" in cmd:
-            return 0, "", ""  # whoever the user: a test adds none to the machine
+        if "useradd" in cmd or "chown" in cmd:
+            return 0, "", ""  # a test adds no user to the machine
         process = await asyncio.create_subprocess_exec(
             *("bash", "-c", cmd),
             env={**self.env, **(env or {})},

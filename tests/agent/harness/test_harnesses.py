@@ -90,6 +90,15 @@ def test_claude_code_is_told_the_window_and_kept_from_side_traffic(ran, programs
     assert {value for name, value in told.items() if name.endswith("_MODEL")} == {"slime-actor"}
 
 
+def test_claude_codes_settings_say_the_same_as_its_environment(ran, programs, monkeypatch):
+    monkeypatch.setenv("SLIME_AGENT_CC_EXTRA_ENVS", '{"CLAUDE_CODE_MAX_RETRIES": "5"}')
+    folder = ran(CLAUDE_CODE, environment={"MORE": "y"})
+    settings = json.loads((folder / "claude/rollout.json").read_text())
+    assert settings["env"].items() <= programs.environment.items()
+    assert (settings["env"]["CLAUDE_CODE_MAX_RETRIES"], settings["env"]["MORE"]) == ("5", "y")
+    assert f"--settings\n{folder}/claude/rollout.json" in programs.noted("arguments")
+
+
 def test_codex_is_configured_for_the_responses_protocol(ran, programs):
     config = tomllib.loads((ran(CODEX) / "codex/config.toml").read_text())
     provider = config["model_providers"][config["model_provider"]]
@@ -102,7 +111,8 @@ def test_codex_is_configured_for_the_responses_protocol(ran, programs):
 
 
 def test_opencode_knows_one_provider_and_asks_for_no_title(ran, programs):
-    config = json.loads((ran(OPENCODE) / "opencode/opencode.json").read_text())
+    ran(OPENCODE)
+    config = json.loads(programs.environment["OPENCODE_CONFIG_CONTENT"])
     (provider,) = config["provider"].values()
     assert provider["options"]["baseURL"] == f"{URL}/v1"
     assert provider["options"]["apiKey"] == "session"
@@ -111,8 +121,11 @@ def test_opencode_knows_one_provider_and_asks_for_no_title(ran, programs):
 
 
 def test_qwen_code_does_not_multiply_its_retries(ran, programs):
-    settings = json.loads((ran(QWEN_CODE) / "qwen/settings.json").read_text())
-    generation = settings["model"]["generationConfig"]
+    file = ran(QWEN_CODE) / "qwen/rollout.json"
+    assert programs.environment["QWEN_CODE_SYSTEM_SETTINGS_PATH"] == str(file)
+    (model,) = json.loads(file.read_text())["modelProviders"]["openai"]
+    generation = model["generationConfig"]
+    assert model["baseUrl"] == f"{URL}/v1"
     assert generation["contextWindowSize"] == 40_000
     assert generation["timeout"] == 600_000
     assert generation["maxRetries"] == 0

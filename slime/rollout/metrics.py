@@ -41,7 +41,25 @@ def rollout_metrics(args: Any, samples: Any, seconds: float) -> dict[str, float]
     values |= (
         _policy_age(rollouts) | _zero_std(rewards) | _cache_metrics(rollouts) | _speculation(args, rollouts)
     )
+    values |= _agent_metrics(rollouts)
     return values | _perf_metrics(args, rollouts, lengths, seconds)
+
+
+def _agent_metrics(rollouts: Sequence[Siblings]) -> dict[str, float]:
+    """``agent/`` metrics of the rollouts that an agent session recorded (`slime.agent.linearise.Tally`).
+
+    Turns, and sampled tokens by what became of them, a rollout; `trained_share` is of all sampled tokens.
+    """
+    tallies = [t for s in rollouts if (t := s[0].metadata.get("trajectory")) is not None]
+    if not tallies:
+        return {}
+    values = {f"agent/{name}": statistics.fmean(t[name] for t in tallies) for name in tallies[0]}
+    values["agent/samples"] = statistics.fmean(
+        len(siblings) for siblings in rollouts if "trajectory" in siblings[0].metadata
+    )
+    sampled = sum(t["tokens"] for t in tallies)
+    values["agent/trained_share"] = sum(t["tokens_trained"] for t in tallies) / sampled if sampled else 0.0
+    return values
 
 
 def drop_metrics(drops: Counter[str]) -> dict[str, float]:

@@ -66,6 +66,7 @@ class EngineClient:
         routing_key: str | None = None,
         timeout: float,
         on_tokens: OnTokens | None = None,
+        return_routed_experts: bool = False,
     ) -> Generation:
         """Sample one continuation of `input_ids`.
 
@@ -74,6 +75,7 @@ class EngineClient:
             rid: name of the request at the engine (default: a fresh one).
             routing_key: keeps a session on one worker.
             timeout: seconds for all tries together.
+            return_routed_experts: ask a mixture-of-experts engine for the routes of each token.
             on_tokens: called with the new ids whenever some have been sampled; there is no retry after that.
 
         Raises:
@@ -92,6 +94,8 @@ class EngineClient:
         }
         if on_tokens is not None:
             body["stream"] = True
+        if return_routed_experts:
+            body["return_routed_experts"] = True
         url, place = self.url + "/generate", f"{self.url}, request {rid}"
         try:
             answer = await self._request(

@@ -1,8 +1,10 @@
 """Properties of `TrajectoryManager`: what is trained, where, and once."""
 
+import base64
 import itertools
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -276,3 +278,12 @@ def test_whatever_clients_do_each_token_is_trained_once_or_counted(actions, thre
     assert counts.tokens == sum(size for _, _, size in actions)
     assert counts.tokens_realigned == 0 or threshold
     assert all(sum(sample.loss_mask) for sample in samples)
+
+
+def test_routes_of_experts_come_from_the_newest_turn():
+    session = Session()
+    routes = np.arange(2 * (1 + 3 - 1), dtype=np.int32)
+    encoded = base64.b64encode(routes.tobytes()).decode()
+    session.turn([user("q")], [1], "a", routed_experts=encoded)
+    (sample,) = session.samples(max_sample_tokens=3)
+    assert sample.rollout_routed_experts.tolist() == [0, 1, 2, 3]

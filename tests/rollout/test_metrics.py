@@ -115,3 +115,17 @@ def test_pass_rates_are_over_prompts_with_enough_rollouts():
 def test_results_of_other_eval_functions_may_lack_samples():
     assert eval_metrics(ARGS, {"gsm": {"rewards": [1, 0]}}) == {"eval/gsm": 0.5}
     assert eval_metrics(ARGS, {"gsm": {"rewards": []}}) == {}
+
+
+def test_agent_sessions_tell_what_became_of_their_tokens():
+    tally = {"turns": 3, "tokens": 10, "tokens_trained": 8, "tokens_side": 2}
+    siblings = [sample(0, rollout_id=0, metadata={"trajectory": tally}) for _ in range(2)]
+    other = {"turns": 1, "tokens": 10, "tokens_trained": 10, "tokens_side": 0}
+    metrics = rollout_metrics(
+        ARGS, [*siblings, sample(1, rollout_id=1, metadata={"trajectory": other})], seconds=1.0
+    )
+    assert metrics["agent/turns"] == 2.0
+    assert metrics["agent/samples"] == 1.5
+    assert metrics["agent/tokens_side"] == 1.0
+    assert metrics["agent/trained_share"] == 0.9
+    assert "agent/turns" not in rollout_metrics(ARGS, [sample(0)], seconds=1.0)

@@ -284,3 +284,18 @@ def test_a_stream_without_its_end_is_an_error(events, error, message):
 
     with pytest.raises(error, match=message):
         with_raw(handler, generate)
+
+
+def test_routes_of_experts_are_asked_for():
+    asked = []
+
+    async def handler(request):
+        asked.append(await request.json())
+        raise web.HTTPBadRequest
+
+    async def generate(engine):
+        await engine.generate(PROMPT, {}, timeout=20.0, return_routed_experts=True)
+
+    with pytest.raises(EngineRequestError):
+        with_raw(handler, generate)
+    assert asked[0]["return_routed_experts"] is True

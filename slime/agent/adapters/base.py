@@ -78,6 +78,7 @@ class BaseAdapter:
         turn_cap_reply: what a session gets past its cap: ``429``, or a closing answer that ends every client.
         max_concurrent_requests: more are refused as overload.
         allow_unknown_sessions: open a session for any id that comes; for experiments.
+        return_routed_experts: record the routes of a mixture-of-experts engine.
         chat_template_kwargs: passed to the chat template, such as ``enable_thinking``.
 
     Attributes:
@@ -102,6 +103,7 @@ class BaseAdapter:
         turn_cap_reply: TurnCapReply = "429",
         max_concurrent_requests: int = 1024,
         allow_unknown_sessions: bool = False,
+        return_routed_experts: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if turn_cap_reply not in ("429", "final_turn"):
@@ -121,6 +123,7 @@ class BaseAdapter:
         self._max_turns = max_turns_per_sid
         self._turn_cap_reply = turn_cap_reply
         self._debug_callback = debug_callback
+        self._return_routed_experts = return_routed_experts
         self._free = max_concurrent_requests
         self._started = time.time()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -329,7 +332,12 @@ class BaseAdapter:
 
         def generate(on_tokens: OnTokens | None) -> Awaitable[Generation]:
             return self._engine.generate(
-                prompt.ids, params, routing_key=sid, timeout=ENGINE_SECONDS, on_tokens=on_tokens
+                prompt.ids,
+                params,
+                routing_key=sid,
+                timeout=ENGINE_SECONDS,
+                on_tokens=on_tokens,
+                return_routed_experts=self._return_routed_experts,
             )
 
         def record(turn: TurnRecord, message: Message) -> Turn:

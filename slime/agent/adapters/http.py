@@ -72,6 +72,8 @@ async def read_body(http: web.Request) -> dict[str, Any]:
             raw = await http.read()
     except TimeoutError as error:
         raise AdapterError("invalid_request", f"the body did not come within {BODY_SECONDS:g} s") from error
+    except web.RequestPayloadError as error:
+        raise AdapterError("invalid_request", "the body is not encoded as its headers say") from error
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

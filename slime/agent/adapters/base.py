@@ -69,7 +69,7 @@ class BaseAdapter:
 
     Args:
         tokenizer: a Hugging Face tokenizer, or what has its `apply_chat_template` and `decode`.
-        sglang_url: an engine, or a router before several.
+        sglang_url: an engine, or a router before several; with or without ``/generate``.
         tool_parser: see `slime.agent.parsing`; None takes what the chat template tells.
         reasoning_parser: likewise.
         max_turns_per_sid: most sampled answers of a session.
@@ -119,7 +119,7 @@ class BaseAdapter:
         self.store = self._sessions.open_by_name
         self.counters: dict[str, int] = {}
         self._tokenizer = tokenizer
-        self._engine = EngineClient(sglang_url)
+        self._engine = EngineClient(sglang_url.removesuffix("/generate"))
         self._max_turns = max_turns_per_sid
         self._turn_cap_reply = turn_cap_reply
         self._debug_callback = debug_callback

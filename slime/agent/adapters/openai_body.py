@@ -23,6 +23,8 @@ _JSON_KINDS = (
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # orjson reads 1024 levels and writes 254; text with no more brackets than this is safe with both.
 _SAFE_BRACKETS = 200
+# Levels that a history adds around a value that a client sent.
+_LEVELS_AROUND = 16
 
 
 def invalid(path: str, why: str) -> AdapterError:
@@ -157,6 +159,8 @@ def function_tool(fields: Fields, name: str, description: str = "") -> dict[str,
 
 
 def _can_be_written(value: Any) -> bool:
+    for _ in range(_LEVELS_AROUND):
+        value = [value]
     try:
         orjson.dumps(value)
     except orjson.JSONEncodeError:

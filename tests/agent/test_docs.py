@@ -24,7 +24,7 @@ def test_the_hook_of_the_page_trains_what_it_sampled(monkeypatch):
         lambda call: ScriptedAnswer(text=f"answer {call.number}"), tokenizer
     ) as engine:
         hook["GenerateState"] = lambda args: SimpleNamespace(tokenizer=tokenizer)
-        hook["get_model_url"] = lambda args: engine.url
+        hook["get_model_url"] = lambda args: engine.url + "/generate"
         sample = Sample(index=3, rollout_id=4, prompt="question")
         params = {"temperature": 1.0, "max_new_tokens": 30}
         samples = asyncio.run(hook["generate"](None, sample, params))

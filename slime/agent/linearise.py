@@ -7,7 +7,7 @@ Invariant: sampled tokens = trained + realigned + side + abandoned + truncated. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -151,9 +151,11 @@ class Lineariser:
         }
 
     def rows(self) -> list[Row]:
-        """All rows that train something, in the order of their leaves."""
+        """All rows that train something, in the order of their last turns in the tree."""
         self._count_turns()
-        rows = [row for leaf in self._tree.leaves() for row in self._chain(leaf)]
+        chains = [chain for leaf in self._tree.leaves() if (chain := self._kept(leaf))]
+        gone_on_from = {turn for chain in chains for turn in chain[:-1]}
+        rows = [row for chain in chains if chain[-1] not in gone_on_from for row in self._chain(chain)]
         self.tally.tokens_trained = sum(row.trained_tokens() for row in rows)
         return [row for row in rows if row.trained_tokens()]
 
@@ -168,12 +170,15 @@ class Lineariser:
                 setattr(self.tally, turns, getattr(self.tally, turns) + 1)
                 setattr(self.tally, tokens, getattr(self.tally, tokens) + count)
 
-    def _chain(self, leaf: Node) -> Iterator[Row]:
-        """The rows of the turns on one path."""
+    def _kept(self, leaf: Node) -> list[Turn]:
+        """The turns on the way to a leaf, without those that are left out."""
         turns = [node.turn for node in leaf.path() if node.turn is not None]
-        turns = [turn for turn in turns if turn not in self._left_out]
+        return [turn for turn in turns if turn not in self._left_out]
+
+    def _chain(self, turns: Sequence[Turn]) -> Iterator[Row]:
+        """The rows of the turns on one path."""
         row: Row | None = None
-        for turn in turns if any(not turn.is_trained for turn in turns) else []:
+        for turn in turns:
             joined = row is not None and self._join(row, turn)
             if row is None or not joined:
                 if row is not None:
@@ -236,8 +241,12 @@ def _left_out(node: Node, *, keep_side: bool, keep_abandoned: bool) -> str | Non
     assert turn is not None and node.parent is not None
     if turn.origin == "side":
         return None if keep_side else "side"
-    if keep_abandoned or node.children:
+    if keep_abandoned:
         return None
+    if node.children:
+        # A client may go on from a piece of an answer that broke off before its log-probs were known.
+        is_unknown = not turn.delivered and len(turn.log_probs) < len(turn.output)
+        return "abandoned" if is_unknown else None
     newer = any(other.turn is not None and other.turn.number > turn.number for other in node.parent.children)
     is_unused = not turn.delivered or (newer and turn.finish_reason in UNUSED_ENDINGS)
     return "abandoned" if is_unused else None

@@ -47,3 +47,14 @@ def play(tmp_path):
         return asyncio.run(against(server, name, prompt, options)), server
 
     return run
+
+
+@pytest.fixture
+def repo(tmp_path):
+    """A small program with an error: ``out.txt`` should greet with Hello."""
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    (folder / "greet.py").write_text('def greet(name):\n    return "Helo, " + name\n')
+    program = 'from greet import greet\n\nopen("out.txt", "w", encoding="utf-8").write(greet("Zoë"))\n'
+    (folder / "main.py").write_text(program)
+    return folder

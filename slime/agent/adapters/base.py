@@ -27,6 +27,7 @@ from slime.agent.adapters.exchange import (
 from slime.agent.adapters.http import (
     BODY_BYTES,
     Connection,
+    cut_off,
     error_of_http,
     json_response,
     named_session,
@@ -443,10 +444,11 @@ class BaseAdapter:
             return self._refusal(http, error_of_http(error))
         except ConnectionResetError:
             self._count("broken")
-            raise
+            return cut_off(http)
         except Exception as error:  # the request handler boundary: the server outlives any request
             self.logger.exception("%s: %s %s failed", self.log_prefix, http.method, http.path)
-            return self._refusal(http, AdapterError("upstream", f"{type(error).__name__}: {error}"))
+            told = f"{type(error).__name__} in the adapter; its log says more"
+            return self._refusal(http, AdapterError("upstream", told))
 
     def _refusal(self, http: web.Request, error: AdapterError) -> web.StreamResponse:
         self._count_error(error)

@@ -6,7 +6,7 @@ Knows no protocol.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -47,18 +47,33 @@ class Connection:
             self._response.content_type = "text/event-stream"
             await self._response.prepare(self._http)
         if data:
-            try:
-                async with asyncio.timeout(WRITE_SECONDS):
-                    await self._response.write(data)
-            except TimeoutError as error:
-                raise ConnectionResetError(f"the client took nothing for {WRITE_SECONDS:g} s") from error
+            await _within_deadline(self._response.write(data))
 
     async def finish(self, body: Callable[[], dict[str, Any]]) -> web.StreamResponse:
-        """Close the stream, or answer with `body`."""
+        """Close the stream, or answer with `body`.
+
+        Raises:
+            ConnectionResetError: the client is gone, or takes nothing.
+        """
         if self._response is None:
             return json_response(body())
-        await self._response.write_eof()
+        await _within_deadline(self._response.write_eof())
         return self._response
+
+
+async def _within_deadline(writing: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(WRITE_SECONDS):
+            await writing
+    except TimeoutError as error:
+        raise ConnectionResetError(f"the client took nothing for {WRITE_SECONDS:g} s") from error
+
+
+def cut_off(http: web.Request) -> web.Response:
+    """Close the connection without another word, and what waits to be sent with it; the answer goes nowhere."""
+    if http.transport is not None:
+        http.transport.abort()
+    return web.Response()
 
 
 async def read_body(http: web.Request) -> dict[str, Any]:

@@ -70,7 +70,7 @@ async def _within_deadline(writing: Awaitable[None]) -> None:
 
 
 def cut_off(http: web.Request) -> web.Response:
-    """Close the connection without another word, and what waits to be sent with it; the answer goes nowhere."""
+    """Close the connection and drop what waits to be sent; the answer that is returned goes nowhere."""
     if http.transport is not None:
         http.transport.abort()
     return web.Response()

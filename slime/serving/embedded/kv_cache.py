@@ -81,8 +81,8 @@ class Arena:
     def write_rows(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store one token a slot: keys and values are [B * kv_heads, dim]."""
         flat = self._flat[layer]
-        flat[0].index_copy_(0, index, keys)
-        flat[1].index_copy_(0, index, values)
+        flat[0][index] = keys
+        flat[1][index] = values
 
     def view(self, layer: int, slots: int, width: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first slots and positions, each [slots * kv_heads, width, dim]."""

@@ -118,7 +118,7 @@ class Sampler:
     def _choose(self, logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Chosen tokens [rows, 1] and the weights' sums [rows, 1] in float64."""
         if self._all_greedy:
-            return logits.argmax(-1, keepdim=True), weights.sum(-1, keepdim=True, dtype=torch.float64)
+            return logits.argmax(-1, keepdim=True), weights.sum(-1, keepdim=True).double()
         positions = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
         uniform = torch.from_numpy(uniforms(self._seeds, positions))[:, None]
         tokens, total = inverse_cdf(weights, uniform)
@@ -142,13 +142,15 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     if size * BLOCKS != vocab:
         weights = torch.nn.functional.pad(weights, (0, size * BLOCKS - vocab))
     blocks = weights.view(-1, BLOCKS, size)
-    cumulative = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    cumulative = blocks.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1:].clone()
     target = uniform * total
     block = torch.searchsorted(cumulative, target, right=True).clamp_(max=BLOCKS - 1)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
     inner = blocks.gather(1, block[..., None].expand(-1, -1, size))[:, 0].double().cumsum(-1)
-    offset = torch.searchsorted(inner, target - before, right=True).clamp_(max=size - 1)
+    # The block's sum is rounded otherwise than `inner`: stay below its end, behind which weights may be zero.
+    target = torch.minimum(target - before, inner[:, -1:] * (1 - 2.0**-50))
+    offset = torch.searchsorted(inner, target, right=True).clamp_(max=size - 1)
     return (block * size + offset).clamp_(max=vocab - 1), total
 
 

@@ -2,11 +2,12 @@
 
     python benchmarks/engine.py --model DIR [--quick] [--batches N ...] [--new-tokens N] [--out FILE]
 
-Both sides get the same random prompts, sample at temperature 1 and never stop early; the engine returns a
-log-prob a token too. decode = tokens of a run of N new tokens less those of a run of one, by the difference
-of their times. The rows "mixed" are one batch whose requests want 1 to N new tokens each, as rollouts do: all
-wanted tokens by the time of the whole batch. Each side runs in a process of its own, so that each has one
-OpenMP pool: `transformers` in the environment as it is (with --tuned in ours, which asks for huge pages).
+All sides get the same random prompts, sample at temperature 1 and never stop early. The engine returns a
+log-prob a token too, as reinforcement learning needs; "+logprobs" is `transformers` with the same. decode =
+tokens of a run of N new tokens less those of a run of one, by the difference of their times. The rows "mixed"
+are one batch whose requests want 1 to N new tokens each, as rollouts do: all wanted tokens by the time of the
+whole batch. Each engine runs in a process of its own, so that each has one OpenMP pool: `transformers` in the
+environment as it is (with --tuned in ours, which asks for huge pages).
 CPU seconds count all threads, also those that spin for the next operation; run on an idle machine for the
 wall clock.
 """
@@ -85,23 +86,40 @@ class Ours:
         return [results[str(i)] for i in range(len(prompts))]
 
 
+class Logprobs:
+    """A logits processor that records the log-prob of each sampled token and keeps one step of logits."""
+
+    def __init__(self):
+        self.logprobs = []
+        self.scores = None
+
+    def __call__(self, ids, scores):
+        self.record(ids)
+        self.scores = scores
+        return scores
+
+    def record(self, ids):
+        """Take the last token of `ids` as the one that was sampled from the last scores."""
+        if self.scores is not None:
+            chosen = self.scores.gather(1, ids[:, -1:])[:, 0]
+            self.logprobs.append(chosen - self.scores.logsumexp(-1))
+
+
 class Transformers:
     """`model.generate` with its own static batch and key-value cache."""
 
-    name = "transformers"
-
-    def __init__(self, folder):
-        from transformers import AutoModelForCausalLM
-
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.model.generation_config.eos_token_id = None
+    def __init__(self, model, logprobs):
+        self.model = model
+        self.logprobs = logprobs
+        self.name = "  +logprobs" if logprobs else "transformers"
 
     def run(self, prompts, new_tokens):
         ids, longest = torch.tensor(prompts), max(new_tokens) if isinstance(new_tokens, list) else new_tokens
 
         def generate():
+            recorder = Logprobs()
             with torch.inference_mode():
-                self.model.generate(
+                tokens = self.model.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=longest,
@@ -109,7 +127,11 @@ class Transformers:
                     temperature=1.0,
                     top_k=0,
                     pad_token_id=0,
+                    logits_processor=[recorder] if self.logprobs else [],
                 )
+                recorder.record(tokens)
+            if self.logprobs:
+                assert torch.stack(recorder.logprobs).shape == (longest, len(prompts))
 
         return timed(generate)
 
@@ -212,14 +234,19 @@ def line(name, batch, row, extra):
 
 def measure_transformers(args):
     """The limits of the machine and the rows of `transformers`."""
+    from transformers import AutoModelForCausalLM
+
     torch.set_num_threads(args.threads)
     limits = {"matmul_gflop_per_cpu_s": matmul_rate(), "read_gb_per_cpu_s": read_bandwidth()}
     print(", ".join(f"{name} {value:.1f}" for name, value in limits.items()), flush=True)
-    side = Transformers(args.model)
-    vocab = side.model.config.vocab_size
-    side.run(random_prompts(2, vocab, 99), 3)
-    rows = [row_of(side, batch, vocab, args) for batch in args.batches]
-    return {"limits": limits, "rows": rows, "mixed": mixed(side, max(args.batches), vocab, args)}
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    vocab = model.config.vocab_size
+    sides = [Transformers(model, logprobs) for logprobs in (False, True)]
+    sides[0].run(random_prompts(2, vocab, 99), 3)
+    rows = [row_of(side, batch, vocab, args) for batch in args.batches for side in sides]
+    spread = {side.name.strip(): mixed(side, max(args.batches), vocab, args) for side in sides}
+    return {"limits": limits, "rows": rows, "mixed": spread}
 
 
 def measure_slime(args):
@@ -244,7 +271,7 @@ def row_of(side, batch, vocab, args, extra=lambda row, batch: {}):
     row = speed(side, batch, vocab, args.new_tokens, args.repeats)
     more = extra(row, batch)
     print(line(side.name, batch, row, more), flush=True)
-    return {"engine": side.name, "batch": batch} | row | more
+    return {"engine": side.name.strip(), "batch": batch} | row | more
 
 
 def main():

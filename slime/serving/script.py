@@ -42,6 +42,7 @@ class ScriptedAnswer:
         delay: seconds before the first token.
         token_latency: seconds between tokens.
         error: answer with this HTTP status and message instead.
+        error_after: tokens that come before the error.
         hang: never answer; only an abort ends it.
         die_after: the engine's worker dies after so many tokens, and its connections with it.
     """
@@ -54,6 +55,7 @@ class ScriptedAnswer:
     delay: float = 0.0
     token_latency: float = 0.0
     error: tuple[int, str] | None = None
+    error_after: int = 0
     hang: bool = False
     die_after: int | None = None
 

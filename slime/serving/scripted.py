@@ -255,7 +255,7 @@ class ScriptedEngine:
 
     def _step(self, run: _Run, now: float) -> None:
         """Give one token, or the end."""
-        if run.answer.error is not None:
+        if run.answer.error is not None and len(run.versions) >= run.answer.error_after:
             status, message = run.answer.error
             self._finish(run, aborted(message, status))
             return

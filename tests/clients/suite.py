@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ CONTEXT = 200_000
 SPECIAL = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Act:
     """A run and what came of it.
 
@@ -35,6 +36,7 @@ class Act:
     asked: list[str]
     counters: dict[str, int]
     events: list[str]
+    logs: Path
 
     @property
     def segments(self):
@@ -46,10 +48,11 @@ class Act:
         """Tokens with mask 1."""
         return sum(sum(sample.loss_mask) for sample in self.samples)
 
-    def __str__(self):
-        parts = [f"rc {self.run.rc}, {self.run.seconds:.1f} s", f"asked {self.asked}", f"{self.counters}"]
-        parts += [f"sampled {self.sampled}, trained {self.trained}, {self.segments}", f"{self.tally}"]
-        return "\n".join([*parts, self.run.stderr[-2000:], self.run.stdout[-4000:]])
+    def __repr__(self):
+        run = f"rc {self.run.rc}, {self.run.seconds:.1f} s, logs in {self.logs}"
+        asked = f"{len(self.calls)} requests: {self.asked}, {self.counters}"
+        tokens = f"sampled {self.sampled}, trained {self.trained}, {self.segments}"
+        return "\n".join((run, asked, tokens, str(self.tally), self.run.stderr[-1000:]))
 
 
 def act(name, play, workdir, *, adapter, prompt="Do it.", session=None, serve=None, **options):
@@ -94,8 +97,9 @@ def act(name, play, workdir, *, adapter, prompt="Do it.", session=None, serve=No
             play.asked,
             served.counters,
             server.engine.events,
+            workdir / ".harness",
         )
-    print(f"\n{name}: {len(calls)} requests, {done}")
+    print(f"\n{name}: {done}")
     return done
 
 

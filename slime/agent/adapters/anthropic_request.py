@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from slime.agent.adapters.anthropic_tools import ClientTools, definition_text, tool_of
-from slime.agent.adapters.openai_body import Fields, invalid
+from slime.agent.adapters.openai_body import Fields, can_be_written, invalid
 from slime.agent.messages import HANDLES, Message
 from slime.agent.template_fit import RAW_ARGUMENTS
 
@@ -110,12 +110,17 @@ def _assistant(fields: Fields, tools: ClientTools) -> Message:
 
 
 def _call(block: Fields) -> dict[str, Any]:
-    function = {"name": block.text("name"), "arguments": _arguments(block.json_object("input"))}
+    function = {"name": block.text("name"), "arguments": _arguments(block)}
     return {"id": block.text("id"), "type": "function", "function": function}
 
 
-def _arguments(given: dict[str, Any]) -> dict[str, Any] | str:
-    """The arguments; as sampled where a client or `anthropic_reply` had to wrap what is no JSON object."""
+def _arguments(block: Fields) -> dict[str, Any] | str:
+    """The arguments; as sampled where they are no JSON object: Claude Code 2.1.332 sends JSON of other kinds
+    back as it is, and other text in a form of its own; `anthropic_reply` wraps both."""
+    value = block.value.get("input")
+    if isinstance(value, str | int | float | list) and can_be_written(value):
+        return orjson.dumps(value).decode()
+    given = block.json_object("input")
     if given.keys() == {RAW_ARGUMENTS} and isinstance(given[RAW_ARGUMENTS], str):
         return str(given[RAW_ARGUMENTS])
     unparsed = given.get(_UNPARSED) if len(given) == 1 else None

@@ -141,13 +141,13 @@ class Exchange:
         """Sample, answer and record.
 
         Raises:
-            AdapterError: nothing was sent yet, and nothing will be.
-            ConnectionResetError: the client is gone; what was sampled is recorded as not delivered.
+            AdapterError: the engine failed; a stream that was open has been told so.
+            ConnectionResetError: the client is gone. In both cases what was sampled is recorded as not delivered.
         """
         writer = self.protocol.writer(self.request)
         try:
             generation = await (self._streamed(writer) if self.request.stream else self._whole(writer))
-        except (asyncio.CancelledError, ConnectionResetError):
+        except (AdapterError, asyncio.CancelledError, ConnectionResetError):
             self._record_broken(writer)
             raise
         return await self._close(writer, generation)
@@ -230,7 +230,7 @@ class Exchange:
     def _record_broken(self, writer: ReplyWriter) -> None:
         if not self.output.ids:
             return
-        self.output.finish()
+        self._write(writer, self.output.finish())
         record = TurnRecord(
             self.prompt.ids,
             self.output.ids,

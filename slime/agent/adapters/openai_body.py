@@ -128,7 +128,7 @@ class Fields:
     def json_object(self, name: str) -> dict[str, Any]:
         """An object as it is, that can be written again; empty where the field is missing."""
         fields = self.object(name)
-        if fields and not _can_be_written(fields.value):
+        if fields and not can_be_written(fields.value):
             raise invalid(fields.path, "is nested too deeply")
         return dict(fields.value) if fields else {}
 
@@ -141,7 +141,7 @@ def read_arguments(text: str) -> dict[str, Any] | str:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
-    is_safe = text.count("{") + text.count("[") <= _SAFE_BRACKETS or _can_be_written(value)
+    is_safe = text.count("{") + text.count("[") <= _SAFE_BRACKETS or can_be_written(value)
     return value if isinstance(value, dict) and is_safe else text
 
 
@@ -158,7 +158,8 @@ def function_tool(fields: Fields, name: str, description: str = "") -> dict[str,
     }
 
 
-def _can_be_written(value: Any) -> bool:
+def can_be_written(value: Any) -> bool:
+    """Whether a value is not nested too deeply to be written as JSON."""
     for _ in range(_LEVELS_AROUND):
         value = [value]
     try:

@@ -190,5 +190,6 @@ def test_arguments_that_a_client_had_to_wrap_are_what_was_sampled():
     cut = {"__unparsedToolInput": {"raw": "{", "len": 5000}}
     assert arguments(cut) == cut
     assert arguments({"x": 1}) == {"x": 1}
+    assert [arguments("ls"), arguments(["é"]), arguments(3)] == ['"ls"', '["é"]', "3"]
     turns = [message for message in real("claude_bad_arguments").messages if message["role"] == "assistant"]
     assert turns[0]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls'

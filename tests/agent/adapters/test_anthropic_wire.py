@@ -110,11 +110,6 @@ def test_a_body_of_count_tokens_is_translated_as_that_of_the_message():
             {},
             "messages[0].content[0].source.type",
         ),
-        (
-            [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": "x"}]}],
-            {},
-            "messages[0].content[0].input",
-        ),
         ([{"role": "user", "content": "x"}], {"max_tokens": 0}, "max_tokens"),
         ([{"role": "user", "content": "x"}], {"stream": "yes"}, "stream"),
         ([{"role": "user", "content": "x"}], {"system": {}}, "system"),

@@ -221,6 +221,15 @@ def test_a_failure_in_mid_stream_is_an_error_event():
         assert server.finish() == []
 
 
+def test_what_a_failing_engine_sampled_is_counted_as_abandoned():
+    failing = ScriptedAnswer(text="abcdef", token_latency=0.05, error=(500, "out of memory"), error_after=3)
+    with served(OpenAIAdapter, lambda call: failing) as server:
+        _, raw, _ = server.raw(CHAT, ask(stream=True))
+        assert "out of memory" in events(raw)[-1][1]["error"]["message"]
+        assert server.finish() == []
+        assert server.adapter.manager.totals.tokens_abandoned == server.engine.stats.decode_tokens == 3
+
+
 def test_text_leaves_while_the_engine_samples():
     slow = ScriptedAnswer(text="abcdefgh", token_latency=0.1)
     with served(OpenAIAdapter, lambda call: slow) as server:

@@ -16,7 +16,7 @@ TITLE = '{"title": "Repair a file"}'
 COMPACTION_ASKS = (
     "CRITICAL: Respond with TEXT ONLY.",
     "Your task is to create a detailed summary of th",
-    "CONTEXT CHECKPOINT COMPACTION",
+    "You are performing a CONTEXT CHECKPOINT COMPACTION.",
     "First, reason in your <analysis> block.",
     "First, reason in your scratchpad.",
     "Provide a detailed prompt for continuing our conversation",

@@ -46,6 +46,7 @@ def messages_of(fields: Fields, tools: ToolTable) -> list[Message]:
     history = _History(tools)
     for item in fields.objects("input"):
         history.add(item)
+    history.leave_out_unfinished()
     return history.messages
 
 
@@ -74,6 +75,17 @@ class _History:
             logger.debug("%s: an item of type %r is passed over: it is a hosted tool's", item.path, kind)
         else:
             raise invalid(item.at("type"), f"items of type {kind!r} are not supported")
+
+    def leave_out_unfinished(self) -> None:
+        """Drop a turn of ours that nothing but the next answer may follow.
+
+        Where a stream is cut, Codex asks again with the items that it got, and keeps them before the new
+        answer's.
+        """
+        if self._turn is not None and self._stem is not None and self.messages[-1] is self._turn:
+            logger.debug("the items of an answer that broke off are passed over")
+            self.messages.pop()
+            self._turn = self._stem = None
 
     def _message(self, item: Fields) -> None:
         role = item.text("role")
@@ -123,6 +135,8 @@ class _History:
         stem = next((found for handle in (*given, stem_from) if (found := stem_of(handle))), None)
         message = self._joined(stem)
         if message is None:
+            if stem is not None:
+                self.leave_out_unfinished()
             message = {"role": "assistant", "content": ""}
             self.messages.append(message)
             self._stem = None

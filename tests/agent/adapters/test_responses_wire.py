@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slime.agent.adapters.freeform import FreeformInput
 from slime.agent.adapters.responses_wire import ResponsesWire
 from slime.agent.adapters.wire import AdapterError, ModelRequest, Origin
-from slime.agent.messages import handles_of, match_key
+from slime.agent.messages import HANDLES, handles_of, match_key
 from tests.agent.adapters.wires import (
     LENGTH,
     STOP,
@@ -149,10 +149,16 @@ def test_items_of_one_turn_between_the_outputs_of_its_calls_are_one_message():
     assert [made["id"] for made in request.messages[0]["tool_calls"]] == [one, two]
 
 
-def test_turns_that_follow_each_other_stay_apart():
-    request = translate(reasoning("a" * 16), reasoning("b" * 16), {"role": "assistant", "content": "x"})
-    assert [message["role"] for message in request.messages] == ["assistant", "assistant"]
+def test_items_of_an_answer_that_broke_off_are_left_out():
+    asked, cut = {"role": "user", "content": "Hi"}, reasoning("a" * 16)
+    assert translate(asked, cut).messages == translate(asked).messages
+    request = translate(asked, cut, reasoning("b" * 16), {"role": "assistant", "content": "x"}, asked)
+    assert [message["role"] for message in request.messages] == ["user", "assistant", "user"]
     assert request.messages[1]["content"] == "x"
+    assert request.messages[1][HANDLES] == ["rs_" + "b" * 16 + "00000000", "enc_" + "b" * 16 + "0" * 32]
+
+
+def test_turns_that_follow_each_other_stay_apart():
     foreign = translate(call("one"), result("one"), call("two"), result("two"))
     assert [message["role"] for message in foreign.messages] == ["assistant", "tool", "assistant", "tool"]
 
@@ -414,7 +420,7 @@ def test_a_turn_comes_back_from_every_client_as_one_message_with_its_handles(cli
 
 def test_a_turn_of_text_alone_says_the_same_when_it_comes_back():
     _, _, body = answered([("text", "All done.")])
-    again = translate(*body["output"]).messages[0]
+    again = translate(*body["output"], {"role": "user", "content": "More."}).messages[0]
     assert match_key(again) == match_key({"role": "assistant", "content": "All done."})
 
 

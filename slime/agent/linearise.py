@@ -247,6 +247,11 @@ def _left_out(node: Node, *, keep_side: bool, keep_abandoned: bool) -> str | Non
         # A client may go on from a piece of an answer that broke off before its log-probs were known.
         is_unknown = not turn.delivered and len(turn.log_probs) < len(turn.output)
         return "abandoned" if is_unknown else None
-    newer = any(other.turn is not None and other.turn.number > turn.number for other in node.parent.children)
-    is_unused = not turn.delivered or (newer and turn.finish_reason in UNUSED_ENDINGS)
+    newer = [
+        node for node in node.parent.children if node.turn is not None and node.turn.number > turn.number
+    ]
+    is_passed_over = any(
+        other.children and other.turn is not None and other.turn.agent == turn.agent for other in newer
+    )
+    is_unused = not turn.delivered or is_passed_over or (newer and turn.finish_reason in UNUSED_ENDINGS)
     return "abandoned" if is_unused else None

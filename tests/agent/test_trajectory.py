@@ -155,6 +155,16 @@ def test_answers_to_one_prompt_that_were_both_taken_are_both_trained():
     assert len(trained(session.samples())) == 6
 
 
+def test_an_answer_that_was_asked_for_again_and_passed_over_is_abandoned():
+    session = Session()
+    session.turn([user("q")], [1], "a")
+    again = session.turn([user("q")], [1], "b")
+    session.turn([user("q"), assistant("b"), user("x")], [*again, 2], "c")
+    samples = session.samples()
+    assert trained(samples) == [*again[1:], *range(1006, 1009)]
+    assert tally(samples)["tokens_abandoned"] == 3
+
+
 def test_a_turn_that_two_branches_share_is_trained_in_the_first():
     session = Session()
     base = session.turn([user("q")], [1], "a")

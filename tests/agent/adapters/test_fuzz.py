@@ -84,7 +84,7 @@ def answers(call):
     )
     texts = [
         "plain words",
-        f'<think>\nwhy\n</think>\n\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+        f'<think>\nwhy\n</think>\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
         f"a<tool_call>\n<function={name}>\n<parameter=x>\n{arguments}\n</parameter>\n</function>\n</tool_call>",
         f'<tool_call>{arguments}</tool_call><tool_call>\n{{"name": "{name}"',
         "</think><think><tool_call></tool_response>",
@@ -234,7 +234,7 @@ def disturb(engine, source, is_over):
 
 
 def check_session(server, truth, agents, *, is_exact):
-    """Finish a session, maybe in the midst of a request: its own tokens, once, all those that a client took."""
+    """Finish a session, maybe in the midst of a request: its own tokens, once, all that a client took."""
     main, sid = agents[0], agents[0].sid
     session = server.adapter.store[sid]
     late = threading.Thread(target=main.try_to_go_on, daemon=True)

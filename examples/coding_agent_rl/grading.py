@@ -107,6 +107,7 @@ async def grade(box: Sandbox, task: Task, patch: str, seconds: float) -> Verdict
     if task.eval_cmd:
         result = await _tests(box, task, task.eval_cmd, seconds)
         return Verdict(result.code == 0, output=_tail(result))
+    await _must(box, "python3 -m pytest --version", "no_pytest")
     await box.write_file(f"{PLACE}/test_fail_to_pass.py", task.f2p_script)
     run = f"python3 -m pytest -q -p no:cacheprovider --rootdir . {PLACE}/test_fail_to_pass.py"
     result = await _tests(box, task, run, seconds)

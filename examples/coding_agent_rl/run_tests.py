@@ -16,6 +16,7 @@ sys.argv = sys.argv[:1]
 sys.path.insert(0, os.getcwd())
 result = unittest.TestResult()
 unittest.defaultTestLoader.loadTestsFromName(name).run(result)
+print(*(text for _, text in result.errors + result.failures), sep="", end="", file=sys.stderr)
 os.write(report, b"PASSED" if result.testsRun and result.wasSuccessful() else b"FAILED")
 """
 

@@ -1,6 +1,7 @@
 """A client's whole run against an adapter before a scripted engine, and what must hold of its tokens."""
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from slime.serving.scripted import start_scripted_server
 from slime.utils.types import Sample
 from tests.agent.tokenizers import real_tokenizer
 from tests.clients.clients import ClientRun, available, run_client
+from tests.clients.cutting_proxy import CuttingProxy
 
 SID = "rollout-7/main"
 CONTEXT = 200_000
@@ -55,13 +57,14 @@ class Act:
         return "\n".join((run, asked, tokens, str(self.tally), self.run.stderr[-1000:]))
 
 
-def act(name, play, workdir, *, adapter, prompt="Do it.", session=None, serve=None, **options):
+def act(name, play, workdir, *, adapter, prompt="Do it.", session=None, serve=None, cut=None, **options):
     """Run client `name` in `workdir`; `play` is the policy behind the model.
 
     Args:
         adapter: the class.
         session: options of `open_session`.
         serve: options of the adapter.
+        cut: (request, text, text): this answer is cut before a text, when another comes.
         options: of `run_client`.
     """
     if not available(name):
@@ -79,11 +82,12 @@ def act(name, play, workdir, *, adapter, prompt="Do it.", session=None, serve=No
         served = adapter(tokenizer=tokenizer, sglang_url=server.url, **(serve or {}))
         served.open_session(SID, **(session or {}))
         handle = run_app_in_thread(served.app)
+        options = {"context_tokens": 150_000, "timeout": 60} | options
         try:
-            options = {"context_tokens": 150_000, "timeout": 60} | options
-            run = run_client(
-                name, base_url=handle.url, session_id=SID, workdir=workdir, prompt=prompt, **options
-            )
+            with _way_to(handle, cut) as url:
+                run = run_client(
+                    name, base_url=url, session_id=SID, workdir=workdir, prompt=prompt, **options
+                )
             samples = asyncio.run(served.finish_session(SID, base_sample=Sample(index=7), reward=1.0))
         finally:
             handle.stop()
@@ -103,25 +107,41 @@ def act(name, play, workdir, *, adapter, prompt="Do it.", session=None, serve=No
     return done
 
 
-def check(done, *, rc=0, segments=("final",), side=0, abandoned=0, untrained=()):
+@contextmanager
+def _way_to(handle, cut):
+    """The URL of the adapter, or of a proxy before it, which must have cut."""
+    if cut is None:
+        yield handle.url
+        return
+    with CuttingProxy(int(handle.url.rpartition(":")[2]), cut=cut[0], before=cut[1], when=cut[2]) as proxy:
+        yield proxy.url
+    assert proxy.cuts == 1
+
+
+def check(done, *, rc=0, segments=("final",), side=0, abandoned=0, untrained=(), unheard=False):
     """What holds of every run: it ends by itself, and every token that was sampled is trained once.
 
     Args:
+        segments: None where the client may go on in several ways: one is ``final``, others are ``wipe``.
         side: turns that are side requests.
-        abandoned: turns that the client did not take.
-        untrained: numbers of the engine's calls that are in no row.
+        abandoned: turns that the client did not take; None: any number.
+        untrained: numbers of the engine's calls that may be in no row.
+        unheard: the engine may have sampled tokens of an answer after its client had gone.
     """
     tally = done.tally
     assert done.run.rc == rc, done
-    assert sorted(done.segments) == sorted(segments), done
-    assert tally.tokens == done.sampled, done
-    assert (tally.turns_side, tally.turns_abandoned) == (side, abandoned), done
+    expected = ["final"] + ["wipe"] * (len(done.segments) - 1) if segments is None else segments
+    assert sorted(done.segments) == sorted(expected), done
+    lost = done.sampled - tally.tokens
+    assert lost == 0 or (unheard and lost > 0), done
+    assert tally.turns_side == side, done
+    assert abandoned in (None, tally.turns_abandoned), done
     assert tally.unaccounted == tally.tokens_realigned == tally.tokens_truncated == 0, done
     assert done.trained == tally.tokens_trained, done
-    assert done.trained == done.sampled - tally.tokens_side - tally.tokens_abandoned, done
+    assert done.trained == tally.tokens - tally.tokens_side - tally.tokens_abandoned, done
     for number, (prompt, given) in enumerate(done.calls):
-        if given:
-            assert _rows_of(done.samples, prompt, given) == (number not in untrained), (number, done)
+        if given and number not in untrained:
+            assert _rows_of(done.samples, prompt, given) == 1, (number, done)
     for mark in SPECIAL:
         assert mark not in done.run.stdout + done.run.stderr, done
 

@@ -1,6 +1,4 @@
-"""Claude Code at work: whatever it makes of an answer, each sampled token is trained once and the run ends."""
-
-import json
+"""Claude Code at work: whatever it makes of an answer, each sampled token is trained once; the run ends."""
 
 import pytest
 
@@ -50,7 +48,9 @@ def bash(command):
 
 
 def agent(mark, **arguments):
-    return tool_call("Agent", description="Look", prompt=f"{mark}: look", subagent_type="general-purpose", **arguments)
+    return tool_call(
+        "Agent", description="Look", prompt=f"{mark}: look", subagent_type="general-purpose", **arguments
+    )
 
 
 def seen_by(kept, answer=DONE):
@@ -105,9 +105,16 @@ def test_malformed_calls_are_told_to_be_wrong_and_trained(repo):
     assert (repo / "mixed.txt").exists()
 
 
-@pytest.mark.parametrize("text", ["<tool_call>\nno JSON at all\n</tool_call>", "<tool_call>\n{", "<think>\nSo it"])
+@pytest.mark.parametrize("text", ["<tool_call>\nno JSON at all\n</tool_call>", "<tool_call>\n{"])
 def test_an_answer_that_only_begins_like_a_call_ends_the_run(repo, text):
     check(claude(Play([PAUSE], final=text), repo))
+
+
+def test_an_answer_without_a_word_is_asked_for_again(repo):
+    def answer(seen):
+        return DONE if "no visible output" in seen.ask else thinking("All is well.", "")
+
+    check(claude(Play([PAUSE, answer]), repo), segments=["wipe", "final"])
 
 
 def test_a_subagent_is_a_segment_of_its_own(repo):
@@ -145,7 +152,7 @@ def test_compaction_trains_the_turn_that_it_keeps_once(repo):
 
 
 def test_a_prompt_that_is_too_long_makes_it_compact(repo):
-    steps = [LARGE, LARGE, LARGE, *repair(repo)]
+    steps = [LARGE, LARGE, *repair(repo)]
     done = claude(Play(steps), repo, session={"max_context_tokens": 45_000})
     check(done, segments=["wipe", "wipe", "final"])
     assert done.counters["error_context_overflow"] == 1
@@ -161,7 +168,11 @@ def test_a_request_that_the_engine_fails_is_asked_again(repo, status):
 
 
 def test_an_answer_that_fails_midway_is_asked_again(repo):
-    faults = {2: ScriptedAnswer(text="Half of an answer " * 5, error=(500, "out of order"), error_after=9, token_latency=0.05)}
+    faults = {
+        2: ScriptedAnswer(
+            text="Half of an answer " * 5, error=(500, "out of order"), error_after=9, token_latency=0.05
+        )
+    }
     done = claude(Play(repair(repo), faults=faults), repo)
     check(done, abandoned=1)
     assert is_repaired(repo)
@@ -186,7 +197,8 @@ def test_large_files_are_counted_before_they_are_read(repo):
     seen = []
     done = claude(Play([tool_call("Read", file_path=str(repo / "large.txt")), seen_by(seen)]), repo)
     check(done)
-    assert "PARTIAL" in seen[0].results[0]
+    assert "PARTIAL view" in seen[0].messages[-1][1]
+    assert len(done.calls[1][0]) < len(done.calls[0][0]) + 30_000
 
 
 def test_an_answer_that_is_cut_at_its_limit_is_gone_on_with(repo):
@@ -200,3 +212,32 @@ def test_a_client_that_is_killed_leaves_its_turns(repo):
     done = claude(Play([PAUSE, slow]), repo, timeout=6)
     check(done, rc=-1, abandoned=1, untrained=(1,))
     assert any(event.startswith("abort:") for event in done.events)
+
+
+def slowly(step):
+    return ScriptedAnswer(text=step, token_latency=0.01)
+
+
+def test_an_answer_that_is_cut_before_its_first_byte_is_sampled_again(repo):
+    done = claude(Play([slowly(step) for step in repair(repo)]), repo, cut=(1, "HTTP/1.1", "HTTP/1.1"))
+    check(done, abandoned=1, unheard=True)
+    assert is_repaired(repo)
+    assert any(event.startswith("abort:") for event in done.events)
+
+
+def test_a_whole_answer_that_is_lost_is_sampled_again(repo):
+    done = claude(Play(repair(repo)), repo, cut=(1, "HTTP/1.1", "message_stop"))
+    check(done, abandoned=1)
+    assert is_repaired(repo)
+
+
+@pytest.mark.parametrize("before", ["input_json_delta", "message_delta", "message_stop"])
+def test_an_answer_that_is_cut_is_gone_on_with_or_asked_for_again(repo, before):
+    read, edit, test = repair(repo)
+
+    def resume(seen):
+        return edit if "cut off mid-stream" in seen.ask else test
+
+    done = claude(Play([read, slowly(edit), resume, test]), repo, cut=(1, before, before))
+    check(done, segments=None, abandoned=None, untrained=(1,), unheard=True)
+    assert is_repaired(repo)

@@ -282,7 +282,7 @@ class BaseAdapter:
         exchange = self._exchange(protocol, request, prompt, sid, session, connection)
         done = session.asked[key] = asyncio.Event()
         try:
-            response, reply, turn = await exchange.run()
+            return await exchange.run()
         except (AdapterError, ConnectionResetError) as error:
             if not connection.is_open or isinstance(error, ConnectionResetError):
                 raise
@@ -292,8 +292,6 @@ class BaseAdapter:
             done.set()
             if session.asked.get(key) is done:
                 del session.asked[key]
-        session.replies[turn] = reply
-        return response
 
     async def _told_before(
         self, http: web.Request, session: Session, node: Node
@@ -356,6 +354,7 @@ class BaseAdapter:
             output=self._output(request, prompt, opening),
             generate=generate,
             record=record,
+            keep_reply=session.replies.__setitem__,
             count_reasoning=self._count_tokens_of,
             connection=connection,
         )

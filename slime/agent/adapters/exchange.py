@@ -125,6 +125,7 @@ class Exchange:
     Attributes:
         generate: calls the engine; gets the callback for new ids, or None for an answer as a whole.
         record: keeps the turn.
+        keep_reply: keeps the answer to it, for a client that does not get it and asks again.
         count_reasoning: tokens of a reasoning text.
     """
 
@@ -134,15 +135,16 @@ class Exchange:
     output: Output
     generate: Generate
     record: Record
+    keep_reply: Callable[[Turn, StoredReply], None]
     count_reasoning: Callable[[str], int]
     connection: Connection
 
-    async def run(self) -> tuple[web.StreamResponse, StoredReply, Turn]:
+    async def run(self) -> web.StreamResponse:
         """Sample, answer and record.
 
         Raises:
             AdapterError: the engine failed; a stream that was open has been told so.
-            ConnectionResetError: the client is gone. In both cases what was sampled is recorded as not delivered.
+            ConnectionResetError: the client is gone. Here too what was sampled is recorded, as not delivered.
         """
         writer = self.protocol.writer(self.request)
         try:
@@ -202,9 +204,7 @@ class Exchange:
     def _write(self, writer: ReplyWriter, events: Sequence[OutputEvent]) -> bytes:
         return b"".join(writer.event(event) for event in events)
 
-    async def _close(
-        self, writer: ReplyWriter, generation: Generation
-    ) -> tuple[web.StreamResponse, StoredReply, Turn]:
+    async def _close(self, writer: ReplyWriter, generation: Generation) -> web.StreamResponse:
         matched = (generation.meta_info.get("finish_reason") or {}).get("matched")
         data = self._write(writer, self.output.finish(matched))
         ending = Ending(
@@ -221,11 +221,12 @@ class Exchange:
             turn_record(self.prompt, generation, self.request, writer, self.output.parsed.ill_formed),
             message_of(self.output.parsed, writer),
         )
+        self.keep_reply(turn, StoredReply(self.output.events, ending))
         turn.delivered = False
         await self._send(writer, data + writer.end(ending))
         response = await self.connection.finish(lambda: writer.whole(ending))
         turn.delivered = True
-        return response, StoredReply(self.output.events, ending), turn
+        return response
 
     def _record_broken(self, writer: ReplyWriter) -> None:
         if not self.output.ids:

@@ -35,6 +35,11 @@ TEXT_KEYS = ("content", "text", "thinking", "reasoning_content", "arguments")
 HANDLE_KEYS = ("id", "signature", "encrypted_content", "reasoning_content", "summary")
 
 
+def call_of(log_prob):
+    """The call of which a token is, and its index there."""
+    return divmod(round(-log_prob / SCALE) - 1, CALL_TOKENS)
+
+
 @dataclass
 class Truth:
     """What the engine was asked and sampled, by call."""
@@ -99,7 +104,7 @@ class Truth:
                 assert is_on in (0, 1)
                 assert is_on or log_prob == 0.0
                 if is_on:
-                    number, index = divmod(round(-log_prob / SCALE) - 1, CALL_TOKENS)
+                    number, index = call_of(log_prob)
                     call, ids = self.calls[number]
                     assert sample.tokens[place] == ids[index]
                     assert (number, index) not in seen, f"token {index} of call {number} is trained twice"

@@ -19,7 +19,7 @@ from slime.agent.adapters import AnthropicAdapter, OpenAIAdapter
 from slime.serving.scripted import ScriptedAnswer
 from slime.utils.types import Sample
 from tests.agent.adapters.fuzz_bodies import HEADERS, PATHS, TEXTS, encoded, mutate, seeds, told, watched_logs
-from tests.agent.adapters.fuzz_clients import Agent, Truth
+from tests.agent.adapters.fuzz_clients import Agent, Truth, call_of
 from tests.agent.kit import events, served
 from tests.agent.templates import family_tokenizer
 
@@ -236,7 +236,7 @@ def disturb(engine, source, is_over):
 def check_session(server, truth, agents, *, is_exact):
     """Finish a session, maybe in the midst of a request: its own tokens, once, all that a client took."""
     main, sid = agents[0], agents[0].sid
-    session = server.adapter.store[sid]
+    session, tree = server.adapter.store[sid], server.adapter.manager._trees.get(sid)
     late = threading.Thread(target=main.try_to_go_on, daemon=True)
     if main.source.random() < 0.4:
         late.start()
@@ -250,10 +250,21 @@ def check_session(server, truth, agents, *, is_exact):
     assert {owners.get(number, sid) for number in counts} <= {sid}
     tally = samples[0].metadata["trajectory"] if samples else {}
     assert sum(counts.values()) == tally.get("tokens_trained", 0)
-    for number in set().union(*(agent.delivered for agent in agents)) if is_exact else ():
+    taken = set().union(*(agent.delivered for agent in agents)) - passed_over(tree)
+    for number in taken if is_exact else ():
         assert counts.get(number, 0) == len(truth.calls[number][1]), (
             f"call {number} was taken, but not trained"
         )
+
+
+def passed_over(tree):
+    """The calls whose prompt was asked again, and whose answer nothing follows."""
+    turns = [node for node in tree.turns if not node.children and len(node.turn.log_probs)] if tree else []
+    return {
+        call_of(node.turn.log_probs[0])[0]
+        for node in turns
+        if any(other.turn and other.turn.number > node.turn.number for other in node.parent.children)
+    }
 
 
 @pytest.mark.parametrize("fork_threshold_tokens", [None, 64])

@@ -65,14 +65,14 @@ class Row:
         tokens: everything, beginning with the prompt of the first turn.
         spans: where each turn's output stands, as (turn, start, end); it may be cut at its end.
         fresh: the turns that are trained here, and nowhere else.
-        is_cut: `truncate` cut it.
+        uncut: the row that `truncate` cut to this.
     """
 
     tokens: Tokens
     prompt_length: int
     spans: list[tuple[Turn, int, int]] = field(default_factory=list)
     fresh: list[Turn] = field(default_factory=list)
-    is_cut: bool = False
+    uncut: Row | None = None
 
     @property
     def last(self) -> Turn:
@@ -105,7 +105,7 @@ class Row:
     @property
     def is_truncated(self) -> bool:
         """Whether the row ends at a limit, of the engine or of `max_sample_tokens`."""
-        return self.is_cut or self.last.finish_reason == "length"
+        return self.uncut is not None or self.last.finish_reason == "length"
 
     def version_spans(self) -> list[tuple[str, int, int]]:
         """Weight version of every trained token, as (version, start, end) within the response."""
@@ -121,7 +121,7 @@ class Row:
         """What the row's sample says about it."""
         return {
             "truncated": self.is_truncated,
-            "use_tool": any(turn.uses_tool for turn in self.fresh),
+            "use_tool": any(bool(turn.tools) for turn in self.fresh),
             "ill_formed": any(turn.ill_formed for turn in self.fresh),
             "turns": len(self.fresh),
             "weight_version_spans": self.version_spans(),
@@ -228,11 +228,11 @@ def truncate(row: Row, size: int, tally: Tally) -> Row | None:
     spans = [(turn, start, min(end, size)) for turn, start, end in row.spans if start < size]
     kept = {id(turn) for turn, _, _ in spans}
     fresh = [turn for turn in row.fresh if id(turn) in kept]
-    cut = Row(row.tokens[:size], min(row.prompt_length, size), spans, fresh, is_cut=True)
+    cut = Row(row.tokens[:size], min(row.prompt_length, size), spans, fresh, uncut=row)
     lost = before - cut.trained_tokens()
     tally.tokens_truncated += lost
     tally.tokens_trained -= lost
-    return cut if fresh else None
+    return cut if cut.trained_tokens() else None
 
 
 def _left_out(node: Node, *, keep_side: bool, keep_abandoned: bool) -> str | None:

@@ -66,14 +66,16 @@ class TokenSession:
         tools: Sequence[dict[str, Any]] = (),
         *,
         continues: str | None = None,
+        references: Sequence[str] = (),
     ) -> Prompt:
         """The prompt for an answer to `messages`, and their place in the session.
 
         Args:
             continues: a handle of the turn that the messages follow.
+            references: handles whose turns must be known, since nothing else tells what they said.
 
         Raises:
-            UnknownTurnError: `continues` names no turn of this session.
+            UnknownTurnError: `continues` or one of `references` names no turn of this session.
             OpenTurnError: the last message is the assistant's.
         """
         if not messages or messages[-1].get("role") == "assistant":
@@ -81,10 +83,15 @@ class TokenSession:
         history = list(messages)
         if continues is None:
             history.insert(0, {"role": TOOLS_ROLE, "content": list(tools)})
+        named = references if continues is None else (continues, *references)
+        for handle in named:
+            if not self._manager.has_turn(self.sid, handle):
+                raise UnknownTurnError(f"no turn is known as {handle!r}")
         place = self._manager.place(self.sid, history, continues=continues)
-        if place is None:
-            raise UnknownTurnError(f"no turn is known as {continues!r}")
+        assert place is not None
         if not self._template.can_continue:
+            if continues is not None:
+                raise UnknownTurnError("this tokenizer cannot go on from a turn: send the whole history")
             ids = np.asarray(self._template.prompt(messages, tools), np.int32)
             return Prompt(ids, place, len(ids))
         new = len(place.turns) - place.anchor
@@ -105,15 +112,18 @@ class TokenSession:
         previous: Message | None = None
         turn = place.anchor_turn
         if turn is not None:
-            previous = known[-1] if known else _stand_in(new)
+            previous = known[-1] if known else _stand_in(turn)
             yield turn.held(), False
         waiting: list[Message] = []
-        for message, spliced in zip(new, place.turns[place.anchor :], strict=True):
+        states = zip(new, place.turns[place.anchor :], place.echoes[place.anchor :], strict=True)
+        for message, spliced, is_echo in states:
+            if is_echo:
+                continue
             if spliced is None or (previous is None and not _has_text(waiting)):
                 waiting.append(message)
                 continue
             yield self._rendered(waiting, tools, previous, turn), True
-            yield spliced.output, False
+            yield spliced.answer(), False
             waiting, previous, turn = [], message, spliced
         yield self._rendered(waiting, tools, previous, turn), True
 
@@ -140,15 +150,10 @@ def _has_text(messages: Sequence[Message]) -> bool:
     return any(message.get("role") != TOOLS_ROLE for message in messages)
 
 
-def _stand_in(new: Sequence[Message]) -> Message:
-    """An assistant message that the tool results may follow, where the client sent only these."""
-    calls: list[dict[str, Any]] = [
-        {
-            "id": message.get("tool_call_id"),
-            "type": "function",
-            "function": {"name": message.get("name") or "tool", "arguments": {}},
-        }
-        for message in new
-        if message.get("role") == "tool"
+def _stand_in(turn: Turn) -> Message:
+    """An assistant message that tool results may follow, where the client sent only these."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": tool, "arguments": {}}}
+        for name, tool in turn.tools.items()
     ]
     return {"role": "assistant", "content": ""} | ({"tool_calls": calls} if calls else {})

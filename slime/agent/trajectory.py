@@ -94,7 +94,10 @@ class TrajectoryManager:
             turn,
             number=len(tree.turns),
             base=_nearest(place.node),
-            uses_tool=bool(response_message.get("tool_calls")),
+            tools={
+                str(call.get("id") or index): str(call["function"]["name"])
+                for index, call in enumerate(response_message.get("tool_calls") or ())
+            },
         )
         tree.add(place.node, response_message, kept, turn.handles)
         return kept
@@ -150,6 +153,10 @@ class TrajectoryManager:
     def has_session(self, sid: str) -> bool:
         """Whether turns or requests of the session are held."""
         return sid in self._trees
+
+    def has_turn(self, sid: str, handle: str) -> bool:
+        """Whether a turn of the session has this handle."""
+        return sid in self._trees and self._trees[sid].has(handle)
 
     def turn_count(self, sid: str) -> int:
         """Turns recorded for the session."""
@@ -232,10 +239,11 @@ def _status(row: Row) -> SampleStatus:
 
 def _routed_experts(row: Row) -> npt.NDArray[np.int32] | None:
     """Routes of all tokens but the last, flat, as the engine gave them with the newest turn."""
-    if row.last.routed_experts is None:
+    last = (row.uncut or row).last
+    if last.routed_experts is None:
         return None
-    routes: npt.NDArray[np.int32] = routed_experts_rows(row.last.routed_experts)
-    width = len(routes) // max(row.last.length - 1, 1)
+    routes: npt.NDArray[np.int32] = routed_experts_rows(last.routed_experts)
+    width = len(routes) // max(last.length - 1, 1)
     return routes[: width * (len(row.tokens) - 1)]
 
 

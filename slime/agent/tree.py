@@ -20,16 +20,18 @@ class Node:
     Attributes:
         turn: what was sampled here; None for messages that clients wrote.
         repeats: the turn that a client put here although it was sampled elsewhere.
+        is_echo: a client repeats a turn of this very path, in pieces; it stands there already.
         is_rewritten: a client goes on from another text than was sampled; `key` is then of that text.
     """
 
-    __slots__ = ("children", "is_rewritten", "key", "parent", "repeats", "role", "turn")
+    __slots__ = ("children", "is_echo", "is_rewritten", "key", "parent", "repeats", "role", "turn")
 
     def __init__(self, parent: Node | None, key: bytes, role: str) -> None:
         self.parent = parent
         self.key = key
         self.role = role
         self.children: list[Node] = []
+        self.is_echo = False
         self.is_rewritten = False
         self.turn: Turn | None = None
         self.repeats: Turn | None = None
@@ -57,12 +59,14 @@ class Place:
     Attributes:
         node: the last message of the history; a request's answer becomes its child.
         turns: for each message of the history the turn that was sampled for it, at this place or elsewhere.
+        echoes: for each message whether it only repeats a turn that stands before it.
         anchor: how many messages end with the last turn that was sampled in this very place; 0: none.
         new: how many messages at the end were not known before.
     """
 
     node: Node
     turns: tuple[Turn | None, ...]
+    echoes: tuple[bool, ...]
     anchor: int
     new: int = 0
 
@@ -96,7 +100,7 @@ class MessageTree:
             None if `continues` is not known.
         """
         start = self._by_handle.get(continues) if continues else self.root
-        if start is None:
+        if start is None or start.is_rewritten:
             return None
         node, new = start, 0
         for message in messages:
@@ -106,7 +110,7 @@ class MessageTree:
         path = node.path()
         turns = tuple(node.said for node in path)
         here = [i for i, node in enumerate(path, start=1) if node.turn is not None and not node.is_rewritten]
-        return Place(node, turns, here[-1] if here else 0, new)
+        return Place(node, turns, tuple(node.is_echo for node in path), here[-1] if here else 0, new)
 
     def add(self, parent: Node, message: Message, turn: Turn, handles: Sequence[str]) -> Node:
         """Put a sampled turn under the prompt that it answers."""
@@ -120,6 +124,10 @@ class MessageTree:
     def name(self, turn: Turn, handles: Sequence[str]) -> None:
         """Give a turn further handles."""
         self._by_handle.update(dict.fromkeys(handles, self.turns[turn.number]))
+
+    def has(self, handle: str) -> bool:
+        """Whether a turn has this handle."""
+        return handle in self._by_handle
 
     def forget(self, place: Place) -> None:
         """Take back the messages that were new at a place, before anything follows them."""
@@ -148,14 +156,23 @@ class MessageTree:
             return _last(node, match_key(message))
         known = self._known(message)
         if known is not None:
-            here = [child for child in node.children if known.turn in (child.turn, child.repeats)]
+            key = match_key(message)
+            here = [
+                child
+                for child in node.children
+                if known.turn in (child.turn, child.repeats) or (child.is_echo and child.key == key)
+            ]
+            if here and not here[0].children:
+                here[0].is_rewritten = False
             return here[0] if here else None
         return _last(node, match_key(message)) or self._rewritten(node, message)
 
     def _new(self, node: Node, message: Message) -> Node:
         new = Node(node, match_key(message), str(message.get("role")))
         known = self._known(message) if new.role == "assistant" else None
-        new.repeats = known.turn if known is not None else None
+        if known is not None:
+            new.is_echo = any(known.turn in (above.turn, above.repeats) for above in node.path())
+            new.repeats = None if new.is_echo else known.turn
         return new
 
     def _rewritten(self, node: Node, message: Message) -> Node | None:

@@ -34,6 +34,7 @@ class TurnRecord:
         agent: name of the sub-agent.
         handles: what the server minted for this turn.
         delivered: the client got the whole answer.
+        opening: how many tokens at the end of the prompt belong to the answer, as a demanded call's beginning.
     """
 
     prompt_ids: Sequence[int] | Tokens
@@ -48,6 +49,7 @@ class TurnRecord:
     agent: str = ""
     handles: Sequence[str] = ()
     delivered: bool = True
+    opening: int = 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,7 +59,8 @@ class Turn:
     Attributes:
         number: 0 for the session's first turn, then counting.
         base: the turn with whose first `kept` tokens the prompt begins; `delta` is the rest of the prompt.
-        uses_tool: the answer calls a tool.
+        tools: name of the tool of each call in the answer, by the call's id.
+        opening: how many tokens at the end of the prompt belong to the answer.
         is_trained: a sample has taken the sampled tokens.
     """
 
@@ -71,7 +74,8 @@ class Turn:
     origin: str
     agent: str
     ill_formed: bool
-    uses_tool: bool
+    tools: Mapping[str, str]
+    opening: int
     delivered: bool
     weight_versions: tuple[tuple[str, int, int], ...]
     routed_experts: str | None
@@ -92,6 +96,10 @@ class Turn:
         """Prompt and output."""
         return self._first(self.length)
 
+    def answer(self) -> Tokens:
+        """What stands in the assistant's place: the opening, and what was sampled."""
+        return self.held()[self.prompt_length - self.opening :] if self.opening else self.output
+
     def prompt(self) -> Tokens:
         """The prompt."""
         return self._first(self.prompt_length)
@@ -108,7 +116,7 @@ class Turn:
         return tokens
 
 
-def keep(record: TurnRecord, *, number: int, base: Turn | None, uses_tool: bool) -> Turn:
+def keep(record: TurnRecord, *, number: int, base: Turn | None, tools: Mapping[str, str]) -> Turn:
     """The turn of a record; `base` is a turn whose tokens the prompt may begin with.
 
     Raises:
@@ -119,6 +127,8 @@ def keep(record: TurnRecord, *, number: int, base: Turn | None, uses_tool: bool)
         raise ValueError(f"output_log_probs has {len(log_probs)} entries, output_ids has {len(output)}")
     prompt = np.asarray(record.prompt_ids, np.int32)
     kept = 0 if base is None else common_length(base.held(), prompt)
+    if base is not None and kept == base.length and record.routed_experts and record.delivered:
+        base.routed_experts = None  # the routes of this turn cover those of its base
     return Turn(
         number=number,
         base=base if kept else None,
@@ -130,7 +140,8 @@ def keep(record: TurnRecord, *, number: int, base: Turn | None, uses_tool: bool)
         origin=record.origin,
         agent=record.agent,
         ill_formed=record.ill_formed,
-        uses_tool=uses_tool,
+        tools=tools,
+        opening=record.opening,
         delivered=record.delivered,
         weight_versions=tuple((str(s["version"]), s["start"], s["end"]) for s in record.weight_versions),
         routed_experts=record.routed_experts,

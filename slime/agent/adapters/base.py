@@ -470,7 +470,9 @@ class BaseAdapter:
 
 def _prompt(session: Session, request: ModelRequest) -> Prompt:
     try:
-        return session.tokens.prompt(request.messages, request.tools, continues=request.continues)
+        return session.tokens.prompt(
+            request.messages, request.tools, continues=request.continues, references=request.references
+        )
     except OpenTurnError as error:
         raise AdapterError(
             "invalid_request", "messages: the last one must be a user's or a tool's"
@@ -478,4 +480,4 @@ def _prompt(session: Session, request: ModelRequest) -> Prompt:
     except TemplateRefusalError as error:
         raise AdapterError("invalid_request", f"messages: {error}") from error
     except UnknownTurnError as error:
-        raise AdapterError("not_found", f"previous_response_id: {error}") from error
+        raise AdapterError("not_found", str(error)) from error

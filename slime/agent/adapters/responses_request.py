@@ -34,20 +34,20 @@ _HOSTED = frozenset(
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
 
 
-def messages_of(fields: Fields, tools: ToolTable) -> list[Message]:
-    """The messages that `input` gives.
+def messages_of(fields: Fields, tools: ToolTable) -> tuple[list[Message], list[str]]:
+    """The messages that `input` gives, and the ids of items in it that are sent by their ids alone.
 
     Raises:
         AdapterError: ``invalid_request``, naming the item, as ``input[3].type``.
     """
     value = fields.value.get("input")
     if isinstance(value, str):
-        return [{"role": "user", "content": value}]
+        return [{"role": "user", "content": value}], []
     history = _History(tools)
     for item in fields.objects("input"):
         history.add(item)
     history.leave_out_unfinished()
-    return history.messages
+    return history.messages, history.references
 
 
 class _History:
@@ -55,6 +55,7 @@ class _History:
 
     def __init__(self, tools: ToolTable) -> None:
         self.messages: list[Message] = []
+        self.references: list[str] = []
         self._tools = tools
         self._turn: Message | None = None
         self._stem: str | None = None
@@ -71,6 +72,7 @@ class _History:
             self._output(item)
         elif kind == "item_reference":
             self._assistant(item.text("id"))
+            self.references.append(item.text("id"))
         elif kind in _HOSTED:
             logger.debug("%s: an item of type %r is passed over: it is a hosted tool's", item.path, kind)
         else:

@@ -30,7 +30,8 @@ class ResponsesWire(WireProtocol):
         _check_supported(fields)
         table = ToolTable(fields.objects("tools"))
         choice, tools = table.choice(fields)
-        messages = [*_instructions(fields), *messages_of(fields, table)]
+        said, references = messages_of(fields, table)
+        messages = [*_instructions(fields), *said]
         if not messages:
             raise invalid("input", "text or at least one item is required")
         max_tokens = fields.count("max_output_tokens")
@@ -43,6 +44,7 @@ class ResponsesWire(WireProtocol):
             tool_choice=choice,
             parallel_tool_calls=fields.flag("parallel_tool_calls", True),
             continues=fields.optional_text("previous_response_id") or None,
+            references=references,
             origin=origin_of(
                 headers,
                 messages=messages,

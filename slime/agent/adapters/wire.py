@@ -55,6 +55,7 @@ class ModelRequest:
         stop: the client's stop strings.
         tool_choice: ``auto``, ``required``, ``none``, or the name of a tool.
         continues: a handle whose turn the messages follow (Responses' `previous_response_id`).
+        references: handles that stand in the messages for a turn whose words the client did not send.
         extra: what the protocol's own writer needs to know.
     """
 
@@ -67,6 +68,7 @@ class ModelRequest:
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     continues: str | None = None
+    references: Sequence[str] = ()
     origin: Origin = Origin()
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Codex at work: sub-agents, compactions, rewritten histories and failures; each sampled token is trained once."""
+"""Codex at work: whatever it makes of an answer, each sampled token is trained once and the run ends."""
 
 import json
 import re
@@ -22,8 +22,8 @@ SPAWN, WAIT = "multi_agent_v1.spawn_agent", "multi_agent_v1.wait_agent"
 BUSY = {500: "upstream", 503: "overloaded"}
 
 
-def codex(play, repo, **options):
-    return act("codex", play, repo, adapter=OpenAIAdapter, **options)
+def codex(play, repo, *, adapter=OpenAIAdapter, **options):
+    return act("codex", play, repo, adapter=adapter, **options)
 
 
 def run(command, **arguments):
@@ -154,12 +154,62 @@ def test_an_answer_that_fails_midway_is_asked_again(repo):
     assert is_repaired(repo)
 
 
+CUTS = ("HTTP/1.1", "output_text.delta", "function_call_arguments.delta", "response.completed")
+
+
+@pytest.mark.parametrize("before", CUTS)
+def test_a_stream_that_is_cut_is_asked_for_again(repo, before):
+    """Codex keeps the items that it got whole, and goes on from a call among them."""
+    read, edit, test = repair()
+    slow = ScriptedAnswer(text=edit, token_latency=0.005)
+    done = codex(Play([read, slow, test]), repo, cut=(1, before, before))
+    is_whole = before == "response.completed"
+    check(done, abandoned=int(not is_whole), untrained=() if is_whole else (1,), unheard=True)
+    assert len(done.calls) == (4 if is_whole else 5)
+    assert is_repaired(repo)
+
+
+def test_a_whole_answer_that_is_lost_is_sampled_again(repo):
+    done = codex(Play(repair()), repo, cut=(1, "HTTP/1.1", "response.completed"))
+    check(done, abandoned=1, untrained=(1,))
+    assert is_repaired(repo)
+
+
+def test_a_slow_first_token_is_waited_for(repo):
+    """Codex waits for events: without those that keep it waiting it would ask again after three seconds."""
+    slow = ScriptedAnswer(text=run("true"), delay=6)
+    done = codex(Play([slow, *repair()]), repo, adapter=Watchful, request_timeout_sec=3)
+    check(done)
+    assert len(done.calls) == 5
+    assert is_repaired(repo)
+
+
+class Watchful(OpenAIAdapter):
+    """Keeps clients waiting at shorter intervals."""
+
+    def protocols(self):
+        protocols = super().protocols()
+        for protocol in protocols.values():
+            protocol.keepalive_seconds = 1.0
+        return protocols
+
+
 def test_the_turn_cap_ends_the_run(repo):
     serve = {"max_turns_per_sid": 2, "turn_cap_reply": "final_turn"}
     done = codex(Play(repair()), repo, serve=serve)
     check(done)
     assert len(done.calls) == 2
     assert done.counters["capped"] == 1
+
+
+def test_the_turn_cap_ends_a_run_that_only_compacts(repo):
+    """A window that the tools alone fill makes it compact before every turn, without end."""
+    serve = {"max_turns_per_sid": 12, "turn_cap_reply": "final_turn"}
+    steps = [run("true")] * 100
+    done = codex(Play(steps), repo, serve=serve, context_tokens=10_000, max_output_tokens=4_000)
+    check(done, segments=done.segments)
+    assert len(done.calls) == 12
+    assert done.counters["capped"] <= 3
 
 
 def test_a_prompt_that_is_too_long_ends_the_run(repo):
@@ -188,11 +238,7 @@ def limited(tokens):
 def test_a_client_that_is_killed_leaves_its_turns(repo):
     slow = ScriptedAnswer(text="word " * 1000, token_latency=0.05)
     done = codex(Play([run("true"), slow]), repo, timeout=5)
-    assert done.run.rc == -1
-    assert done.segments == ["final"]
-    assert done.trained == len(done.calls[0][1])
-    assert done.tally.turns_abandoned == 1
-    assert done.tally.unaccounted == 0
+    check(done, rc=-1, abandoned=1, untrained=(1,), unheard=True)
     assert any(event.startswith("abort:") for event in done.events)
 
 

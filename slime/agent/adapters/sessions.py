@@ -7,6 +7,7 @@ time, then it is cancelled. Knows neither HTTP nor protocols.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,10 @@ from slime.agent.tree import Node
 from slime.agent.turn import Turn
 
 CLOSED_NAMES = 4096
+
+
+# A name goes into paths, and into a header of the engine's.
+_NAME = re.compile(r"[!-~]{1,256}\Z")
 
 
 @dataclass(eq=False)
@@ -67,8 +72,10 @@ class Sessions:
         """Begin a session.
 
         Raises:
-            ValueError: there is or was one of this name.
+            ValueError: there is or was one of this name, or it is no name: 1 to 256 visible ASCII characters.
         """
+        if not _NAME.match(sid):
+            raise ValueError(f"a session's name has 1 to 256 visible ASCII characters, not {sid[:300]!r}")
         if sid in self.open_by_name or sid in self._closed:
             raise ValueError(f"session {sid!r} exists already")
         tokens = TokenSession(sid, self._manager, self._template)
@@ -85,7 +92,7 @@ class Sessions:
             return session
         if sid in self._closed:
             raise AdapterError("closed", "this session is closed")
-        if not self._allow_unknown or not sid:
+        if not self._allow_unknown or not _NAME.match(sid):
             raise AdapterError("authentication", "no open session has this id")
         self.open(sid)
         return self.open_by_name[sid]

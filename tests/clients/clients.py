@@ -5,12 +5,14 @@ The command-line agents run by their harness, the SDK programs by one of this fi
 """
 
 import asyncio
+import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime.agent.harness import HARNESSES, BaseHarness, HarnessContext, run_agent, user_settings
+from slime.agent.harness.opencode import PROVIDER, OpencodeHarness, opencode_config
 from tests.agent.harness.processes import ProcessSandbox
 from tests.clients.sdk_programs import KINDS
 
@@ -62,7 +64,26 @@ class SdkHarness(BaseHarness):
         return await run_agent(sb, ctx, command, prompt=prompt, budget=budget, env=env, settings=settings)
 
 
-ALL = {**HARNESSES, **{kind: SdkHarness(kind) for kind in KINDS}}
+class OpencodeVariant(OpencodeHarness):
+    """opencode by another provider package, or with the requests for a title that the harness turns off."""
+
+    def __init__(self, package="@ai-sdk/openai-compatible", *, title=OpencodeHarness.title):
+        self.provider_package, self.title = package, title
+
+    async def launch_and_wait(self, sb, ctx, prompt, budget):
+        config = opencode_config(ctx)
+        config["provider"][PROVIDER]["npm"] = self.provider_package
+        environment = {"OPENCODE_CONFIG_CONTENT": json.dumps(config), **ctx.environment}
+        return await super().launch_and_wait(sb, replace(ctx, environment=environment), prompt, budget)
+
+
+OPENCODES = {
+    "opencode_responses": OpencodeVariant("@ai-sdk/openai"),
+    "opencode_anthropic": OpencodeVariant("@ai-sdk/anthropic"),
+    "opencode_titled": OpencodeVariant(title=()),
+}
+PROGRAM_OF |= dict.fromkeys(OPENCODES, PROGRAM_OF["opencode"])
+ALL = {**HARNESSES, **OPENCODES, **{kind: SdkHarness(kind) for kind in KINDS}}
 CLI_CLIENTS = tuple(HARNESSES)
 SDK_CLIENTS = tuple(KINDS)
 

@@ -19,8 +19,13 @@ XDG_FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_
 
 
 class OpencodeHarness(BaseHarness):
-    """`opencode run`, prompt on standard input."""
+    """`opencode run`, prompt on standard input.
 
+    Attributes:
+        title: options that name the session, which else asks the model for a title.
+    """
+
+    title: tuple[str, ...] = ("--title", "rollout")
     name = "opencode"
     variables = "OPENCODE"
     package = "opencode-ai"
@@ -36,7 +41,7 @@ class OpencodeHarness(BaseHarness):
 
     async def launch_and_wait(self, sb: Sandbox, ctx: HarnessContext, prompt: str, budget: float) -> int:
         model = f"{PROVIDER}/{ctx.model_label}"
-        command = ("opencode", "run", "--format", "json", "--auto", "--title", "rollout", "-m", model)
+        command = ("opencode", "run", "--format", "json", "--auto", *self.title, "-m", model)
         env = {
             "OPENCODE_CONFIG_CONTENT": json.dumps(opencode_config(ctx)),
             "OPENCODE_DISABLE_AUTOUPDATE": "1",

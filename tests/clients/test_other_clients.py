@@ -1,0 +1,208 @@
+"""opencode, qwen-code, mini-swe-agent and programs on SDKs at work: whatever the client makes of an answer,
+each sampled token is trained once and the run ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from slime.agent.adapters.anthropic import AnthropicAdapter
+from slime.agent.adapters.openai import OpenAIAdapter
+from slime.serving.scripted import ScriptedAnswer
+from tests.clients.policies import DONE, Play, raw_call, thinking, tool_call
+from tests.clients.suite import act, check
+
+pytestmark = pytest.mark.slow
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+FIX = """sed -i 's/"Helo/"Hello/' greet.py"""
+TEST = "python3 main.py"
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client's tools are called.
+
+    Attributes:
+        run: a call that runs a shell command.
+        tool: the name of that tool.
+        edit: a call that repairs ``greet.py`` of a folder.
+        final: the answer that ends a run.
+    """
+
+    run: Callable[[str], str]
+    tool: str
+    edit: Callable[[str], str]
+    final: str = DONE
+    adapter: type = OpenAIAdapter
+
+
+def _opencode(adapter=OpenAIAdapter):
+    def edit(folder):
+        return tool_call("edit", newString="Hello,", filePath=f"{folder}/greet.py", oldString="Helo,")
+
+    return Client(
+        lambda command: tool_call("bash", description="x", command=command), "bash", edit, DONE, adapter
+    )
+
+
+def _qwen_run(command):
+    return tool_call("run_shell_command", is_background=False, command=command)
+
+
+def _qwen_edit(folder):
+    path = f"{folder}/greet.py"
+    return tool_call("read_file", file_path=path) + tool_call(
+        "edit", new_string="Hello,", old_string="Helo,", file_path=path
+    )
+
+
+def _bash(command):
+    return tool_call("bash", command=command)
+
+
+def _sed(folder):
+    return _bash(FIX)
+
+
+SDK_KINDS = (
+    *("openai_chat", "openai_chat_stream", "openai_responses", "openai_responses_stream"),
+    *("openai_responses_stateful", "openai_agents_chat", "openai_agents_responses"),
+)
+CLIENTS = {
+    "opencode": _opencode(),
+    "opencode_responses": _opencode(),
+    "opencode_anthropic": _opencode(AnthropicAdapter),
+    "opencode_titled": _opencode(),
+    "qwen_code": Client(_qwen_run, "run_shell_command", _qwen_edit),
+    "mini_swe_agent": Client(_bash, "bash", _sed, _bash(SUBMIT)),
+    **dict.fromkeys(SDK_KINDS, Client(_bash, "bash", _sed)),
+}
+AGENTS = ("opencode", "qwen_code", "mini_swe_agent")
+WORKERS = (*AGENTS, "opencode_responses", "opencode_anthropic", *SDK_KINDS)
+
+
+def work(name, repo, steps, *, serve=None, **options):
+    """Run a client that gets `steps` and its final answer; `faults` and the like are options of `Play`."""
+    own = {key: options.pop(key) for key in ("faults", "parts", "final") if key in options}
+    play = Play(steps, **{"final": CLIENTS[name].final} | own)
+    return act(name, play, repo, adapter=CLIENTS[name].adapter, serve=serve, **options)
+
+
+def repair(name, repo):
+    client = CLIENTS[name]
+    edit = thinking("One letter is missing.", "It says Helo.\n" + client.edit(repo))
+    return [client.run("cat greet.py"), edit, client.run(TEST)]
+
+
+def is_repaired(repo):
+    return (repo / "out.txt").read_text() == "Hello, Zoë"
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_a_repair_is_carried_out_and_trained_whole(name, repo):
+    run = CLIENTS[name].run
+    leads = ["\n\n", "  Look:  ", "Look:\r\n", "é\u00a0\u200b\n"]
+    odd = [
+        thinking(f"{lead}Hm.{lead}", f"{lead}{run(f'echo {n} >> log.txt')}{lead}")
+        for n, lead in enumerate(leads)
+    ]
+    both = thinking("Two.", "Both at once.\n" + run("echo a > a.txt") + "\n" + run("echo b > b.txt"))
+    done = work(name, repo, [both, *odd, *repair(name, repo)])
+    check(done)
+    assert len(done.calls) == 9
+    assert is_repaired(repo)
+    assert (repo / "log.txt").read_text().split() == ["0", "1", "2", "3"]
+    assert [(repo / file).read_text() for file in ("a.txt", "b.txt")] == ["a\n", "b\n"]
+
+
+REFUSES = ("openai_agents_chat", "openai_agents_responses")
+
+
+@pytest.mark.parametrize("name", [name for name in WORKERS if name not in REFUSES])
+def test_malformed_calls_are_trained_and_told_to_be_wrong(name, repo):
+    tool = CLIENTS[name].tool
+    steps = [
+        raw_call(tool, '{"command": "echo hi", '),
+        raw_call(tool, '"echo hi"'),
+        raw_call(tool, '{"wrong": 1}'),
+        raw_call("no_such_tool", '{"a": 1}'),
+        "<tool_call>\nno JSON at all\n</tool_call>" + CLIENTS[name].run("true"),
+    ]
+    done = work(name, repo, [*steps, *repair(name, repo)])
+    check(done, segments=None)
+    assert any(sample.metadata["ill_formed"] for sample in done.samples)
+    assert is_repaired(repo)
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_requests_that_the_engine_fails_are_asked_again(name, repo):
+    half = ScriptedAnswer(
+        text="Half of an answer " * 5, error=(500, "out of order"), error_after=9, token_latency=0.05
+    )
+    faults = {1: ScriptedAnswer(error=(500, "out of order")), 3: half}
+    done = work(name, repo, repair(name, repo), faults=faults)
+    check(done, abandoned=None)
+    assert is_repaired(repo)
+
+
+def slowly(step):
+    return ScriptedAnswer(text=step, token_latency=0.005)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_stream_that_is_cut_is_asked_for_again(name, repo):
+    read, edit, test = repair(name, repo)
+    done = work(name, repo, [read, slowly(edit), test], cut=(1, '"arguments":', '"arguments":'))
+    check(done, abandoned=1, untrained=(1,), unheard=True)
+    assert is_repaired(repo)
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_the_turn_cap_ends_the_run(name, repo):
+    serve = {"max_turns_per_sid": 2, "turn_cap_reply": "final_turn"}
+    options = {"max_turns": 2} if name == "mini_swe_agent" else {}
+    done = work(name, repo, repair(name, repo), serve=serve, **options)
+    check(done)
+    assert len(done.calls) == 2
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_prompt_that_is_too_long_ends_the_run(name, repo):
+    done = work(name, repo, repair(name, repo), session={"max_context_tokens": 500})
+    check(done, rc=1, segments=[])
+    assert done.calls == []
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_answer_that_is_cut_at_its_limit_ends_no_run_badly(name, repo):
+    session = {"sampling_defaults": {"max_new_tokens": 120}}
+    done = work(name, repo, [CLIENTS[name].run("true"), "a b c d e f g h " * 20], session=session)
+    check(done, segments=None, abandoned=None, untrained=range(1, 20))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_slow_first_token_is_waited_for(name, repo):
+    slow = ScriptedAnswer(text=CLIENTS[name].run("true"), delay=6)
+    options = {"adapter": Watchful, "request_timeout_sec": 3}
+    play = Play([slow, *repair(name, repo)], final=CLIENTS[name].final)
+    done = act(name, play, repo, **options)
+    check(done)
+    assert len(done.calls) == 5
+    assert is_repaired(repo)
+
+
+class Watchful(OpenAIAdapter):
+    """Keeps clients waiting at shorter intervals."""
+
+    def protocols(self):
+        protocols = super().protocols()
+        for protocol in protocols.values():
+            protocol.keepalive_seconds = 1.0
+        return protocols
+
+
+def test_the_title_of_a_session_is_a_side_request(repo):
+    done = work("opencode_titled", repo, repair("opencode", repo))
+    check(done, side=1, untrained=range(1))
+    assert done.asked.count("title") == 1
+    assert is_repaired(repo)

@@ -91,7 +91,12 @@ def run_app_in_thread(
     options = _OPTIONS | dict(runner_kwargs or {})
 
     def main() -> None:
-        asyncio.run(_serve(app, sock or (host, port), options, started))
+        try:
+            asyncio.run(_serve(app, sock or (host, port), options, started))
+        except Exception as error:  # the thread's boundary: it is raised where the start is waited for
+            if started.done():
+                raise
+            started.set_exception(error)
 
     thread = threading.Thread(target=main, name=thread_name, daemon=True)
     thread.start()
@@ -112,15 +117,11 @@ async def serve_app(
 
 
 async def _listen(runner: web.AppRunner, where: socket.socket | tuple[str, int]) -> int:
-    await runner.setup()
-    site: web.BaseSite
-    if isinstance(where, tuple):
-        site = web.TCPSite(runner, *where)
-    else:
-        site = web.SockSite(runner, where)
     try:
+        await runner.setup()
+        site = web.TCPSite(runner, *where) if isinstance(where, tuple) else web.SockSite(runner, where)
         await site.start()
-    except OSError:
+    except BaseException:
         await runner.cleanup()
         raise
     return int(runner.addresses[0][1])
@@ -133,11 +134,7 @@ async def _serve(
     started: concurrent.futures.Future[AppHandle],
 ) -> None:
     runner, end = web.AppRunner(app, **options), asyncio.Event()
-    try:
-        port = await _listen(runner, where)
-    except OSError as error:
-        started.set_exception(error)
-        return
+    port = await _listen(runner, where)
     host = where[0] if isinstance(where, tuple) else where.getsockname()[0]
     loop = asyncio.get_running_loop()
     started.set_result(AppHandle(host, port, threading.current_thread(), loop, runner, end))

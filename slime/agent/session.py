@@ -35,16 +35,23 @@ class Prompt:
     Attributes:
         ids: int32 [tokens].
         rendered: how many of them were rendered for this request; the others were there before.
+        opening: how many at the end begin the answer.
     """
 
     ids: Tokens
     place: Place
     rendered: int
+    opening: int = 0
 
-    def followed_by(self, ids: Sequence[int]) -> Prompt:
-        """The prompt with more behind it, such as the beginning of a demanded call."""
+    def opened(self, ids: Sequence[int]) -> Prompt:
+        """The prompt with the beginning of an answer behind it, such as that of a demanded call."""
         more = np.asarray(ids, np.int32)
-        return replace(self, ids=np.concatenate([self.ids, more]), rendered=self.rendered + len(more))
+        return replace(
+            self,
+            ids=np.concatenate([self.ids, more]),
+            rendered=self.rendered + len(more),
+            opening=len(more),
+        )
 
 
 def new_session_id() -> str:

@@ -34,7 +34,7 @@ class TurnRecord:
         agent: name of the sub-agent.
         handles: what the server minted for this turn.
         delivered: the client got the whole answer.
-        opening: how many tokens at the end of the prompt belong to the answer, as a demanded call's beginning.
+        opening: how many tokens at the end of the prompt begin the answer, as they do in a demanded call.
     """
 
     prompt_ids: Sequence[int] | Tokens

@@ -53,7 +53,7 @@ class IncrementalDecoder:
         return text
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False, **self._options)
+        text: str = self._tokenizer.decode(ids, **self._options)
         return text
 
 

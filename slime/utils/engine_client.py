@@ -312,6 +312,13 @@ async def _last_of_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens,
         if "error" in answer:
             raise EngineError(f"failed while it answered: {_message(answers[-1])}", place=url)
         ids = answer.get("output_ids") or []
+        count = (answer.get("meta_info") or {}).get("completion_tokens")
+        if count is not None and count != len(ids):
+            raise EngineError(
+                f"its stream tells of {count} tokens and holds {len(ids)}",
+                place=url,
+                remedy="start the engine without incremental streaming: each event must hold all tokens",
+            )
         if len(ids) > seen:
             on_tokens(ids[seen:])
             seen = len(ids)

@@ -60,8 +60,11 @@ class Served:
 
 
 @contextmanager
-def served(kind, answers, *, family="qwen3", sid=SID, session=None, **options):
-    """An adapter of class `kind` before an engine that gives `answers`: a function of the call, or a list."""
+def served(kind, answers, *, family="qwen3", sid=SID, session=None, wrap=lambda t: t, **options):
+    """An adapter of class `kind` before an engine that gives `answers`: a function of the call, or a list.
+
+    `wrap` makes of the engine's tokenizer the adapter's.
+    """
     tokenizer = family_tokenizer(family)
     script = list(answers) if not callable(answers) else None
     sampled = []
@@ -73,7 +76,7 @@ def served(kind, answers, *, family="qwen3", sid=SID, session=None, **options):
         return answer
 
     with start_scripted_server(policy, tokenizer) as engine:
-        adapter = kind(tokenizer=tokenizer, sglang_url=engine.url, **options)
+        adapter = kind(tokenizer=wrap(tokenizer), sglang_url=engine.url, **options)
         if sid is not None:
             adapter.open_session(sid, **(session or {}))
         handle = run_app_in_thread(adapter.app)

@@ -297,3 +297,22 @@ def test_routes_of_experts_come_from_the_newest_turn():
     session.turn([user("q")], [1], "a", routed_experts=encoded)
     (sample,) = session.samples(max_sample_tokens=3)
     assert sample.rollout_routed_experts.tolist() == [0, 1, 2, 3]
+
+
+def test_routes_of_a_cut_row_come_from_the_whole_one():
+    session = Session()
+    first = session.turn([user("q")], [1], "a")
+    routes = np.arange(2 * (len(first) + 1 + 3 - 1), dtype=np.int32)
+    encoded = base64.b64encode(routes.tobytes()).decode()
+    history = [user("q"), assistant("a"), user("x")]
+    session.turn(history, [*first, 2], "b", routed_experts=encoded)
+    (sample,) = session.samples(max_sample_tokens=4)
+    assert sample.rollout_routed_experts.tolist() == list(range(6))
+
+
+def test_a_cut_that_leaves_nothing_to_train_leaves_no_sample():
+    session = Session(fork_threshold_tokens=3)
+    session.turn([user("q")], [1, 2], "abc")
+    session.turn([user("q"), assistant("xyz"), user("ok")], [1, 2, 50, 51, 9], "done")
+    assert session.samples(max_sample_tokens=5) == []
+    assert session.manager.totals.unaccounted == 0

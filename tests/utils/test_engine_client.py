@@ -101,6 +101,7 @@ def test_cancelling_aborts_the_request_by_its_rid():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await until(lambda: server.engine.events)
 
     with scripted(lambda call: ScriptedAnswer(hang=True)) as server:
         asyncio.run(main(server))
@@ -111,7 +112,7 @@ def test_past_its_timeout_the_request_is_aborted():
     with scripted(lambda call: ScriptedAnswer(hang=True)) as server:
         with pytest.raises(DeadlineError, match=r"request r8: no answer within 0.2 s"):
             call(server.url, rid="r8", timeout=0.2)
-        assert "abort:r8" in server.engine.events
+        asyncio.run(until(lambda: "abort:r8" in server.engine.events))
 
 
 def answering(**fields):
@@ -270,6 +271,11 @@ def test_a_stream_that_dies_is_not_begun_again():
         (b'data: {"error": {"message": "out of memory"}}\n\n', EngineError, "out of memory"),
         (b'data: {"output_ids": [1], "meta_info": {}}\n\n', EngineUnavailableError, "stream ended before"),
         (b"data: [DONE]\n\n", EngineUnavailableError, "stream ended before"),
+        (
+            b'data: {"output_ids": [1], "meta_info": {"completion_tokens": 2}}\n\n',
+            EngineError,
+            "tells of 2 tokens and holds 1",
+        ),
     ],
 )
 def test_a_stream_without_its_end_is_an_error(events, error, message):

@@ -19,7 +19,7 @@ class AnthropicAdapter(BaseAdapter):
         """The protocol of each path."""
         return {"/v1/messages": AnthropicWire()}
 
-    def _register_routes(self, prefix: str) -> None:
-        super()._register_routes(prefix)
+    def _register_routes(self) -> None:
+        super()._register_routes()
         count = partial(self._count_tokens, protocol=AnthropicWire())
-        self.app.router.add_post(prefix + "/v1/messages/count_tokens", count)
+        self._route("POST", "/v1/messages/count_tokens", count)

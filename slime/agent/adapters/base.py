@@ -8,9 +8,11 @@ protocol.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -34,7 +36,8 @@ from slime.agent.adapters.http import (
     read_body,
 )
 from slime.agent.adapters.sessions import Session, Sessions
-from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
+from slime.agent.adapters.wire import AdapterError, ModelRequest, ReplyWriter, WireProtocol
+from slime.agent.encoding import text_encoder
 from slime.agent.messages import Message
 from slime.agent.parsing import OutputParser, detect_parsers
 from slime.agent.parsing.forced import call_opening
@@ -56,6 +59,7 @@ DebugCallback: TypeAlias = Callable[
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TurnCapReply: TypeAlias = Literal["429", "final_turn"]
 ENGINE_SECONDS = 900.0
+DECODE_OPTIONS = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
 CLOSING_TEXT = "The turn limit of this run is reached."
 SAMPLING_DEFAULTS: Mapping[str, Any] = {
     "skip_special_tokens": False,
@@ -75,10 +79,11 @@ class BaseAdapter:
         reasoning_parser: likewise.
         max_turns_per_sid: most sampled answers of a session.
         fork_threshold_tokens: see `TrajectoryManager`; None never masks a sampled token.
-        debug_callback: called with session id, messages, tools, answer and turn before a turn is recorded.
+        debug_callback: called with session id, messages, tools, answer and turn when a turn is recorded.
         turn_cap_reply: what a session gets past its cap: ``429``, or a closing answer that ends every client.
         max_concurrent_requests: more are refused as overload.
         allow_unknown_sessions: open a session for any id that comes; for experiments.
+        engine_timeout: seconds that the engine gets for an answer.
         return_routed_experts: record the routes of a mixture-of-experts engine.
         chat_template_kwargs: passed to the chat template, such as ``enable_thinking``.
 
@@ -104,6 +109,7 @@ class BaseAdapter:
         turn_cap_reply: TurnCapReply = "429",
         max_concurrent_requests: int = 1024,
         allow_unknown_sessions: bool = False,
+        engine_timeout: float = ENGINE_SECONDS,
         return_routed_experts: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -120,10 +126,13 @@ class BaseAdapter:
         self.store = self._sessions.open_by_name
         self.counters: dict[str, int] = {}
         self._tokenizer = tokenizer
+        self._encode = text_encoder(tokenizer)
+        self._decode_options = _accepted(tokenizer.decode, DECODE_OPTIONS)
         self._engine = EngineClient(sglang_url.removesuffix("/generate"))
         self._max_turns = max_turns_per_sid
         self._turn_cap_reply = turn_cap_reply
         self._debug_callback = debug_callback
+        self._engine_timeout = engine_timeout
         self._return_routed_experts = return_routed_experts
         self._free = max_concurrent_requests
         self._started = time.time()
@@ -135,26 +144,32 @@ class BaseAdapter:
 
         self.app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard])
         self.app.on_startup.append(self._remember_loop)
-        for prefix in ("", "/s/{sid}"):
-            self._register_routes(prefix)
+        self.app.on_cleanup.append(self._forget_loop)
+        self._register_routes()
 
     def protocols(self) -> Mapping[str, WireProtocol]:
         """The protocol of each path; the first is also the shape of errors elsewhere."""
         raise NotImplementedError
 
-    def _register_routes(self, prefix: str) -> None:
-        """Routes below `prefix`, which may hold the session id as ``{sid}``."""
-        router = self.app.router
+    def _register_routes(self) -> None:
+        """All routes, each also below a session's prefix."""
         for path, protocol in self.protocols().items():
-            router.add_post(prefix + path, partial(self._handle, protocol=protocol))
-        router.add_get(prefix + "/v1/models", self._models)
-        router.add_get(prefix + "/healthz", self._healthz)
+            self._route("POST", path, partial(self._handle, protocol=protocol))
+        self._route("GET", "/v1/models", self._models)
+        self._route("GET", "/healthz", self._healthz)
         for path in ("", "/", "/api/hello", "/v1"):
-            router.add_route("HEAD", prefix + path, self._healthz)
+            self._route("HEAD", path, self._healthz)
+
+    def _route(self, method: str, path: str, handler: Handler) -> None:
+        for prefix in ("", "/s/{sid}"):
+            self.app.router.add_route(method, prefix + path, handler)
 
     async def _remember_loop(self, _: web.Application) -> None:
         """The application's tasks live on this loop; sessions may be finished from any."""
         self._loop = asyncio.get_running_loop()
+
+    async def _forget_loop(self, _: web.Application) -> None:
+        self._loop = None
 
     # Sessions
 
@@ -186,15 +201,15 @@ class BaseAdapter:
         wait_timeout: float = 5.0,
         max_sample_tokens: int = 0,
     ) -> list[Sample]:
-        """Close a session and take its samples, their `response` decoded.
+        """Close a session, if it is still open, and take its samples, their `response` decoded.
 
         Args:
             wait_timeout: seconds that requests in flight get to end; then they are cancelled.
 
         Raises:
-            ValueError: no such session is open.
+            ValueError: there is no such session, or its samples were taken.
         """
-        if sid not in self.store:
+        if sid not in self.store and not self.manager.has_session(sid):
             raise ValueError(f"session {sid!r} is not open")
         await self.shutdown_session(sid, wait_timeout=wait_timeout)
         samples = self.manager.get_trajectory(
@@ -224,21 +239,35 @@ class BaseAdapter:
     # Requests
 
     async def _handle(self, http: web.Request, protocol: WireProtocol) -> web.StreamResponse:
-        body = await self._preprocess_body(http, await read_body(http))
-        sid = self._session_id(http, body)
-        session = self._sessions.get(sid)
+        async with self._admitted(http) as (sid, session, body):
+            request = self._translate(protocol, http, body)
+            return await self._answer(http, protocol, request, sid, session)
+
+    @asynccontextmanager
+    async def _admitted(self, http: web.Request) -> AsyncIterator[tuple[str, Session, dict[str, Any]]]:
+        """The session and the body of a request that may be answered; it is in flight meanwhile.
+
+        A session that path or headers name is looked up before the body is read.
+        """
         if not self._free:
             raise AdapterError("overloaded", "too many requests at once", retry_after=1.0)
-        request = self._translate(protocol, http, body)
         task = asyncio.current_task()
         assert task is not None
         self._free -= 1
-        session.inflight.add(task)
+        session: Session | None = None
         try:
-            return await self._answer(http, protocol, request, sid, session)
+            named = self._session_id(http, {})
+            if named:
+                self._sessions.get(named)
+            body = await self._preprocess_body(http, await read_body(http))
+            sid = self._session_id(http, body)
+            session = self._sessions.get(sid)
+            session.inflight.add(task)
+            yield sid, session, body
         finally:
             self._free += 1
-            session.inflight.discard(task)
+            if session is not None:
+                session.inflight.discard(task)
 
     async def _preprocess_body(self, http: web.Request, body: dict[str, Any]) -> dict[str, Any]:
         """For subclasses: change a body before it is translated."""
@@ -274,35 +303,55 @@ class BaseAdapter:
         stored = await self._told_before(http, session, key)
         if stored is not None:
             self._count("replayed")
-            response, handles = await replay(protocol, request, stored[1], connection)
+            writer = self._build_reply(protocol, request)
+            response, handles = await replay(writer, stored[1], connection)
+            stored[0].delivered = True
             self.manager.add_handles(sid, stored[0], handles)
             return response
-        if self._max_turns is not None and session.turns >= self._max_turns:
+        if self._max_turns is not None and session.turns + session.running >= self._max_turns:
             return await self._capped(protocol, request, connection, len(prompt.ids))
         exchange = self._exchange(protocol, request, prompt, sid, session, connection)
         done = session.asked[key] = asyncio.Event()
+        session.running += 1
         try:
-            return await exchange.run()
+            return await self._respond(exchange)
         except (AdapterError, ConnectionResetError) as error:
             if not connection.is_open or isinstance(error, ConnectionResetError):
                 raise
             self._count_error(error)
             return await connection.finish(dict)
+        except Exception:  # the request handler boundary: what has begun as a stream cannot become an error
+            if not connection.is_open:
+                raise
+            self.logger.exception("%s: %s %s failed", self.log_prefix, http.method, http.path)
+            return cut_off(http)
         finally:
+            session.running -= 1
             done.set()
             if session.asked.get(key) is done:
                 del session.asked[key]
+
+    def _build_reply(self, protocol: WireProtocol, request: ModelRequest) -> ReplyWriter:
+        """What puts the answer on the wire."""
+        return protocol.writer(request)
+
+    async def _respond(self, exchange: Exchange) -> web.StreamResponse:
+        """Sample and answer."""
+        return await exchange.run()
 
     async def _told_before(
         self, http: web.Request, session: Session, node: Node
     ) -> tuple[Turn, StoredReply] | None:
         """The answer to the same prompt, where the client asks again because it did not get it."""
         is_retry = http.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0")
-        if is_retry and node in session.asked:
-            await session.asked[node].wait()
+        try:
+            async with asyncio.timeout(self._engine_timeout):
+                while is_retry and node in session.asked:
+                    await session.asked[node].wait()
+        except TimeoutError as error:
+            raise AdapterError("overloaded", "the request that this one repeats has no answer yet") from error
         for child in reversed(node.children):
             if child.turn in session.replies and (is_retry or not child.turn.delivered):
-                child.turn.delivered = True
                 return child.turn, session.replies[child.turn]
         return None
 
@@ -313,7 +362,7 @@ class BaseAdapter:
         if self._turn_cap_reply == "429":
             raise AdapterError("rate_limit", f"this session has had its {self._max_turns} turns")
         reply = closing_reply(CLOSING_TEXT, prompt_tokens)
-        return (await replay(protocol, request, reply, connection))[0]
+        return (await replay(self._build_reply(protocol, request), reply, connection))[0]
 
     def _exchange(
         self,
@@ -326,7 +375,7 @@ class BaseAdapter:
     ) -> Exchange:
         opening = self._opening(request)
         if opening:
-            prompt = prompt.followed_by(self.template.encode(opening))
+            prompt = prompt.opened(self.template.encode(opening))
         params = self._sampling_params(request, session, len(prompt.ids))
 
         def generate(on_tokens: OnTokens | None) -> Awaitable[Generation]:
@@ -334,18 +383,19 @@ class BaseAdapter:
                 prompt.ids,
                 params,
                 routing_key=sid,
-                timeout=ENGINE_SECONDS,
+                timeout=self._engine_timeout,
                 on_tokens=on_tokens,
                 return_routed_experts=self._return_routed_experts,
             )
 
         def record(turn: TurnRecord, message: Message) -> Turn:
-            if self._debug_callback is not None:
-                self._debug_callback(sid, request.messages, request.tools, message, turn)
-            session.turns += 1
+            session.turns += turn.delivered
             if prompt.place.anchor_turn is not None:
                 session.replies.pop(prompt.place.anchor_turn, None)
-            return self.manager.record_at(sid, prompt.place, turn=turn, response_message=message)
+            recorded = self.manager.record_at(sid, prompt.place, turn=turn, response_message=message)
+            if self._debug_callback is not None:
+                self._debug_callback(sid, request.messages, request.tools, message, turn)
+            return recorded
 
         return Exchange(
             protocol=protocol,
@@ -357,6 +407,7 @@ class BaseAdapter:
             keep_reply=session.replies.__setitem__,
             count_reasoning=self._count_tokens_of,
             connection=connection,
+            writer=self._build_reply(protocol, request),
         )
 
     def _opening(self, request: ModelRequest) -> str:
@@ -365,9 +416,17 @@ class BaseAdapter:
             return ""
         name = None if request.tool_choice == "required" else request.tool_choice
         opening = call_opening(self.tool_parser, name)
-        if opening is None or not self.template.can_continue:
+        opens_reasoning = self.template.opens_reasoning_after(request.messages)
+        if opening is None or opens_reasoning or not self.template.can_continue:
+            if not self.counters.get("undemanded"):
+                self.logger.warning(
+                    "%s: a client demands a tool call, which cannot be begun for this model (tool parser %s)",
+                    self.log_prefix,
+                    self.tool_parser,
+                )
+            self._count("undemanded")
             return ""
-        return "" if self.template.opens_reasoning_after(request.messages) else opening
+        return opening
 
     def _output(self, request: ModelRequest, prompt: Prompt, opening: str) -> Output:
         has_tools = bool(request.tools) and request.tool_choice != "none"
@@ -378,7 +437,7 @@ class BaseAdapter:
             opens_reasoning=self.template.opens_reasoning_after(request.messages),
         )
         context = [int(token) for token in prompt.ids[-CONTEXT_TOKENS:]]
-        decoder = IncrementalDecoder(self._tokenizer, context, skip_special_tokens=False)
+        decoder = IncrementalDecoder(self._tokenizer, context, **self._decode_options)
         special = frozenset(getattr(self._tokenizer, "all_special_ids", None) or ())
         return Output(decoder, parser, StopStrings(request.stop), self.template.stop_ids, special, opening)
 
@@ -399,18 +458,14 @@ class BaseAdapter:
         }
 
     def _count_tokens_of(self, text: str) -> int:
-        encode = getattr(self._tokenizer, "encode", None)
-        return len(encode(text, add_special_tokens=False)) if text and encode else 0
+        return len(self._encode(text)) if text and self._encode is not None else 0
 
     # What is no turn
 
     async def _count_tokens(self, http: web.Request, protocol: WireProtocol) -> web.StreamResponse:
         """The number of prompt tokens that a request would have."""
-        body = await self._preprocess_body(http, await read_body(http))
-        sid = self._session_id(http, body)
-        session = self._sessions.get(sid)
-        request = self._translate(protocol, http, body)
-        prompt = _prompt(session, request)
+        async with self._admitted(http) as (sid, session, body):
+            prompt = _prompt(session, self._translate(protocol, http, body))
         self.manager.forget_place(sid, prompt.place)
         return json_response({"input_tokens": len(prompt.ids)})
 
@@ -466,6 +521,14 @@ class BaseAdapter:
 
     def _count(self, name: str) -> None:
         self.counters[name] = self.counters.get(name, 0) + 1
+
+
+def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(options)
+    return {name: value for name, value in options.items() if name in parameters}
 
 
 def _prompt(session: Session, request: ModelRequest) -> Prompt:

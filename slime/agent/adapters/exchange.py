@@ -138,21 +138,24 @@ class Exchange:
     keep_reply: Callable[[Turn, StoredReply], None]
     count_reasoning: Callable[[str], int]
     connection: Connection
+    writer: ReplyWriter
+    is_recorded: bool = False
 
     async def run(self) -> web.StreamResponse:
         """Sample, answer and record.
 
         Raises:
             AdapterError: the engine failed; a stream that was open has been told so.
-            ConnectionResetError: the client is gone. Here too what was sampled is recorded, as not delivered.
+            ConnectionResetError: the client is gone. Whatever is raised, what was streamed is recorded as not
+                delivered.
         """
-        writer = self.protocol.writer(self.request)
+        writer = self.writer
         try:
             generation = await (self._streamed(writer) if self.request.stream else self._whole(writer))
-        except (AdapterError, asyncio.CancelledError, ConnectionResetError):
-            self._record_broken(writer)
-            raise
-        return await self._close(writer, generation)
+            return await self._close(writer, generation)
+        finally:
+            if not self.is_recorded:
+                self._record_broken(writer)
 
     async def _whole(self, writer: ReplyWriter) -> Generation:
         generation = await engine_errors(self.generate(None))
@@ -168,7 +171,10 @@ class Exchange:
             while (ids := await self._next(queue, writer)) is not None:
                 data = self._write(writer, self.output.push(ids))
                 await self._send(writer, data)
-            return await engine_errors(task)
+            generation = await engine_errors(task)
+            if generation.output_ids != self.output.ids:
+                raise AdapterError("upstream", "the engine's stream and its last answer have other tokens")
+            return generation
         except AdapterError as error:
             if self.connection.is_open:
                 await self.connection.send(writer.error(error))
@@ -217,6 +223,7 @@ class Exchange:
                 reasoning_tokens=self.count_reasoning(self.output.parsed.reasoning),
             ),
         )
+        self.is_recorded = True
         turn = self.record(
             turn_record(self.prompt, generation, self.request, writer, self.output.parsed.ill_formed),
             message_of(self.output.parsed, writer),
@@ -240,15 +247,16 @@ class Exchange:
             agent=self.request.origin.agent,
             handles=writer.handles,
             delivered=False,
+            opening=self.prompt.opening,
         )
+        self.is_recorded = True
         self.record(record, message_of(self.output.parsed, writer))
 
 
 async def replay(
-    protocol: WireProtocol, request: ModelRequest, reply: StoredReply, connection: Connection
+    writer: ReplyWriter, reply: StoredReply, connection: Connection
 ) -> tuple[web.StreamResponse, list[str]]:
     """Give an answer again; returns it, and the handles under which it was given this time."""
-    writer = protocol.writer(request)
     data = writer.begin(reply.ending.usage) + b"".join(writer.event(event) for event in reply.events)
     await connection.send(data + writer.end(reply.ending))
     response = await connection.finish(lambda: writer.whole(reply.ending))
@@ -281,6 +289,7 @@ def turn_record(
         origin=request.origin.kind,
         agent=request.origin.agent,
         handles=writer.handles,
+        opening=prompt.opening,
     )
 
 

@@ -56,6 +56,8 @@ class Connection:
             ConnectionResetError: the client is gone, or takes nothing.
         """
         if self._response is None:
+            if self._http.transport is None or self._http.transport.is_closing():
+                raise ConnectionResetError("the client is gone")
             return json_response(body())
         await _within_deadline(self._response.write_eof())
         return self._response

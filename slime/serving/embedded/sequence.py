@@ -186,6 +186,7 @@ class Sequence:
             self.request.input_ids,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
 
     def _visible_text(self) -> str:

@@ -82,7 +82,7 @@ def test_a_session_is_opened_and_finished_once():
         assert server.finish() == []
         with pytest.raises(ValueError, match="is not open"):
             server.finish()
-        with pytest.raises(ValueError, match="exists already"):
+        with pytest.raises(ValueError, match="is closed"):
             server.adapter.open_session(SID)
         assert server.post(CHAT, ask())[0] == 403
 
@@ -400,3 +400,162 @@ def test_without_a_choice_of_tools_a_call_is_text():
     with served(OpenAIAdapter, [call]) as server:
         _, body = server.post(CHAT, ask(tools=[TOOL], tool_choice="none"))
     assert body["choices"][0]["message"]["content"] == call
+
+
+def test_a_demanded_calls_beginning_goes_where_its_turn_goes():
+    rest = '{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
+    with served(OpenAIAdapter, [rest, "done"]) as server:
+        first = server.post(CHAT, ask(tools=[TOOL], tool_choice="required"))[1]["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "r"}
+        compacted = [{"role": "user", "content": "summary"}, first, result]
+        server.post(CHAT, {"messages": compacted, "tools": [TOOL]})
+        assert f"<tool_call>\n{rest}<|im_end|>" in server.engine.calls[1].prompt
+        assert tokens_trained(server.finish()) == sum(map(len, server.sampled))
+
+
+def test_parallel_calls_that_a_client_takes_apart_stand_once():
+    calls = "".join(
+        f'<tool_call>\n{{"name": "read", "arguments": {{"path": "{path}"}}}}\n</tool_call>\n' for path in "ab"
+    )
+    with served(OpenAIAdapter, [calls, "done"]) as server:
+        message = server.post(CHAT, ask(tools=[TOOL]))[1]["choices"][0]["message"]
+        history = ask()["messages"]
+        for number, call in enumerate(message["tool_calls"]):
+            history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+            history.append({"role": "tool", "tool_call_id": call["id"], "content": f"result {number}"})
+        server.post(CHAT, {"messages": history, "tools": [TOOL]})
+        prompt = server.engine.calls[1].prompt
+        assert prompt.count('"path": "a"') == prompt.count("result 0") == prompt.count("result 1") == 1
+        (sample,) = server.finish()
+    assert sum(sample.loss_mask) == sum(map(len, server.sampled))
+
+
+def test_who_stops_waiting_for_the_end_of_a_session_does_not_stop_it():
+    async def impatient(adapter):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await adapter.finish_session(SID, wait_timeout=0.5)
+        await adapter.drop_session(SID)
+
+    with served(OpenAIAdapter, [ScriptedAnswer(hang=True)]) as server:
+        stuck = start(server, ask())
+        wait_for(lambda: server.engine.calls)
+        asyncio.run(impatient(server.adapter))
+        assert server.engine.stats.running == 0
+        assert not server.adapter.manager.has_session(SID)
+        stuck.close()
+
+
+def test_what_a_cancelled_request_sampled_is_counted():
+    slow = ScriptedAnswer(text="x" * 50, token_latency=0.02)
+    with served(OpenAIAdapter, [ScriptedAnswer(text="a"), slow]) as server:
+        server.post(CHAT, ask())
+        stuck = start(server, ask("other", stream=True))
+        stuck.getresponse().read1()
+        (sample,) = server.finish(wait_timeout=0)
+        assert sample.metadata["trajectory"]["tokens_abandoned"] > 0
+        stuck.close()
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"stop": 3}, "stop is 3"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids is"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ],
+)
+def test_wrong_sampling_parameters_are_refused_at_once(params, words):
+    with (
+        pytest.raises(ConfigError, match=words),
+        served(OpenAIAdapter, [], session={"sampling_defaults": params}),
+    ):
+        pass
+
+
+def test_a_single_stop_string_is_one_and_none_is_none():
+    session = {"sampling_defaults": {"stop": "END", "stop_token_ids": None, "top_p": None}}
+    with served(OpenAIAdapter, ["the END"], session=session) as server:
+        server.post(CHAT, ask(stop=["NOW"]))
+        params = server.engine.calls[0].params
+    assert list(params.stop) == ["END", "NOW"]
+
+
+class Barest:
+    """All that an adapter may demand of a tokenizer."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def apply_chat_template(self, messages, tools=None, tokenize=True, add_generation_prompt=False):
+        return self._tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            tokenize=tokenize,
+            add_generation_prompt=add_generation_prompt,
+            return_dict=False,
+        )
+
+    def decode(self, ids, skip_special_tokens=False):
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_a_tokenizer_needs_a_template_and_decode():
+    with served(OpenAIAdapter, ["one", "two"], wrap=Barest) as server:
+        message = server.post(CHAT, ask())[1]["choices"][0]["message"]
+        assert message["content"].startswith("one")
+        history = [*ask()["messages"], message, {"role": "user", "content": "more"}]
+        server.post(CHAT, {"messages": history})
+        assert tokens_trained(server.finish()) == sum(map(len, server.sampled))
+
+
+def test_without_an_encoder_nothing_goes_on_from_a_response():
+    with served(OpenAIAdapter, ["one"], wrap=Barest) as server:
+        first = server.post("/v1/responses", {"input": "x"})[1]
+        body = {"input": "y", "previous_response_id": first["id"]}
+        status, answer = server.post("/v1/responses", body)
+        assert status == 404
+        assert "send the whole history" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_callback_that_fails_loses_no_tokens(stream):
+    def broken(*turn):
+        raise ValueError("callback")
+
+    with served(OpenAIAdapter, ["hi"], debug_callback=broken) as server:
+        try:
+            status, _, _ = server.raw(CHAT, ask(stream=stream))
+        except http.client.HTTPException:
+            status = 500
+        assert status == 500
+        assert server.adapter.manager.turn_count(SID) == 1
+        assert server.raw("/healthz", None, method="GET")[0] == 200
+
+
+def test_the_turn_cap_holds_for_requests_at_once():
+    slow = ScriptedAnswer(text="a", delay=0.4)
+    with served(OpenAIAdapter, lambda call: slow, max_turns_per_sid=1) as server:
+        first = start(server, ask())
+        wait_for(lambda: server.engine.calls)
+        assert server.post(CHAT, ask("other"))[0] == 429
+        assert first.getresponse().status == 200
+
+
+def test_a_session_can_be_shut_then_graded_then_finished_also_without_its_server():
+    with served(OpenAIAdapter, ["a"]) as server:
+        server.post(CHAT, ask())
+        asyncio.run(server.adapter.shutdown_session(SID))
+        assert server.post(CHAT, ask("b"))[0] == 403
+        server.handle.stop()
+        assert tokens_trained(server.finish()) == len(server.sampled[0])
+        with pytest.raises(ValueError, match="is not open"):
+            server.finish()
+
+
+def test_a_demand_that_cannot_be_met_is_told(caplog):
+    with served(OpenAIAdapter, ["text"], family="gemma") as server:
+        status, _ = server.post(CHAT, ask(tools=[TOOL], tool_choice="required"))
+        assert status == 200
+        assert server.adapter.counters["undemanded"] == 1
+    assert "demands a tool call" in caplog.text

@@ -310,7 +310,7 @@ BROKEN = {
 def test_a_request_behind_one_of_unclear_length_is_not_executed(name):
     with served(OpenAIAdapter, ["hi"]) as server:
         answer = spoken(server, BROKEN[name] + SMUGGLED)
-        assert answer.count(b"HTTP/1.") == answer.count(b" 400 Bad Request\r\n") > 0
+        assert b" 400 Bad Request\r\n" in answer and b" 200 OK\r\n" not in answer
         assert server.engine.calls == []
         assert b"Traceback" not in answer and b".py" not in answer
         assert server.post(CHAT, ask())[0] == 200, "the server serves on"

@@ -51,11 +51,11 @@ async def _boot(settings: Settings, image: str, workdir: str) -> Sandbox:
 
 
 def _make(settings: Settings, image: str, workdir: str) -> Sandbox:
-    binds = {settings.agent_prefix: settings.agent_prefix} if settings.agent_prefix else {}
     if settings.sandbox == "docker":
-        return DockerSandbox(image, workdir=workdir, binds=binds)
+        return DockerSandbox(image, workdir=workdir)
     if settings.sandbox == "e2b":
         return E2BSandbox(image, workdir=workdir)
+    binds = {settings.agent_prefix: settings.agent_prefix} if settings.agent_prefix else {}
     return LocalSandbox(image, workdir=workdir, binds=binds)
 
 

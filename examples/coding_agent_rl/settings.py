@@ -58,7 +58,7 @@ class Settings:
         return cls(
             agent=_choice("SWE_AGENT", "claude_code", tuple(HARNESSES)),
             sandbox=sandbox,
-            agent_prefix=_prefix("SWE_AGENT_PREFIX"),
+            agent_prefix=_prefix("SWE_AGENT_PREFIX", sandbox),
             train_protocol=_choice("SWE_TRAIN_PROTOCOL", "scaleswe", PROTOCOLS),
             eval_protocol=_choice("SWE_EVAL_PROTOCOL", "scaleswe", PROTOCOLS),
             public_host=_public_host("ADAPTER_PUBLIC_HOST", sandbox),
@@ -105,10 +105,13 @@ def _choice(name: str, default: str, choices: tuple[str, ...]) -> str:
     return value
 
 
-def _prefix(name: str) -> str | None:
+def _prefix(name: str, sandbox: str) -> str | None:
     value = os.environ.get(name)
     if not value:
         return None
+    if sandbox != "local":
+        remedy = "leave it out: the agent is in the image, or is installed from the registry or a tarball"
+        raise ConfigError(f"has no effect with SWE_SANDBOX={sandbox}", place=name, remedy=remedy)
     if not Path(value, "bin").is_dir():
         raise ConfigError(f"{value} has no folder bin", place=name, remedy="name what npm installed into")
     return str(Path(value).resolve())

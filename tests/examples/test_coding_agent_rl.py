@@ -100,6 +100,7 @@ def rollout(model, tmp_path, monkeypatch):
                 sglang_router_ip=host,
                 sglang_router_port=port,
                 run_dir=str(tmp_path),
+                rollout_timeout=3600.0,
             )
             with environment(**variables):
                 return asyncio.run(generate(args, sample, {"max_new_tokens": 64, "temperature": 1.0}))
@@ -291,6 +292,8 @@ def test_law_4_a_failure_is_never_a_reward(rollout, program, options, why):
     [
         {"SWE_AGENT": "gpt"},
         {"SWE_SANDBOX": "docker"},
+        {"SWE_SANDBOX": "e2b", "SWE_AGENT_PREFIX": "/usr", "ADAPTER_PUBLIC_HOST": "here"},
+        {"SWE_ROLLOUT_GUARD_SEC": 4000},
         {"SWE_TRAIN_PROTOCOL": "swebench"},
         {"SWE_EVAL_TIMEOUT_SEC": "soon"},
         {"SWE_AGENT_PREFIX": "/nowhere"},
@@ -299,7 +302,7 @@ def test_law_4_a_failure_is_never_a_reward(rollout, program, options, why):
 def test_settings_that_cannot_work_end_the_run(rollout, variables):
     with pytest.raises(ConfigError) as caught:
         rollout("ask('x')", **variables)
-    assert caught.value.place in variables or caught.value.place == "ADAPTER_PUBLIC_HOST"
+    assert caught.value.place in (*variables, "ADAPTER_PUBLIC_HOST", "--rollout-timeout")
 
 
 def test_a_remote_sandbox_is_told_the_public_host():

@@ -316,8 +316,8 @@ async def engine_errors(generation: Awaitable[Generation]) -> Generation:
         return await generation
     except EngineRequestError as error:
         kind: ErrorKind = "context_overflow" if any(words in str(error) for words in TOO_LONG) else "upstream"
-        raise AdapterError(kind, str(error)) from error
+        raise AdapterError(kind, error.message) from error
     except (EngineUnavailableError, DeadlineError) as error:
-        raise AdapterError("overloaded", str(error)) from error
+        raise AdapterError("overloaded", error.message) from error
     except EngineError as error:
-        raise AdapterError("upstream", str(error)) from error
+        raise AdapterError("upstream", error.message) from error

@@ -26,7 +26,12 @@ PROGRAM_OF = {
     "qwen_code": NODE_PROGRAMS / "qwen",
     "mini_swe_agent": PYTHON_PROGRAMS / "mini",
 }
-SDK_OF = {"openai": "openai", "anthropic": "anthropic", "openai_agents": "agents"}
+SDK_OF = {
+    "openai": "openai",
+    "anthropic": "anthropic",
+    "claude_agent": "claude_agent_sdk",
+    "openai_agents": "agents",
+}
 
 
 @dataclass(frozen=True)

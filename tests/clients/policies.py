@@ -114,7 +114,7 @@ class Play:
     Attributes:
         parts: steps of sub-agents, by a mark in their task; each ends with its last step.
         faults: instead of the policy's, the answer to the engine's call of this number.
-        summary: given to a compaction, with the number of answers so far, so that the steps go on.
+        summary: given to a compaction, with the number of answers so far, so that the steps go on; or a step.
         asked: who asked for each call: ``main``, a sub-agent's mark, ``title``, ``compaction``, ``fault``.
     """
 
@@ -122,7 +122,7 @@ class Play:
     parts: dict[str, list[Step]] = field(default_factory=dict)
     faults: dict[int, ScriptedAnswer] = field(default_factory=dict)
     final: str = DONE
-    summary: str = "<summary>The work goes on [step {steps}].</summary>"
+    summary: Step = "<summary>The work goes on [step {steps}].</summary>"
     asked: list[str] = field(default_factory=list)
 
     def __call__(self, call):
@@ -143,4 +143,4 @@ class Play:
         return who, step(seen) if callable(step) else step
 
     def _summary(self, seen):
-        return self.summary.format(steps=seen.answers)
+        return self.summary(seen) if callable(self.summary) else self.summary.format(steps=seen.answers)

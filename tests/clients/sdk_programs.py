@@ -2,8 +2,8 @@
 them.
 
 The prompt comes on standard input; base URL, key and model come by ``SDK_BASE_URL``, ``SDK_KEY`` and
-``SDK_MODEL``. Each offers one tool, ``bash``, and loops until a turn calls none. What it prints is the last
-text.
+``SDK_MODEL``. Each offers one tool, ``bash``, and loops until a turn calls none; Claude's agent has tools of
+its own. What it prints is the last text.
 """
 
 import asyncio
@@ -121,6 +121,20 @@ def agents(prompt, *, model_class):
     return asyncio.run(sdk.Runner.run(agent, prompt, max_turns=100)).final_output
 
 
+def claude_agent(prompt):
+    import claude_agent_sdk as sdk
+
+    env = {"ANTHROPIC_BASE_URL": URL, "ANTHROPIC_AUTH_TOKEN": KEY, "IS_SANDBOX": "1"}
+    env |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    options = sdk.ClaudeAgentOptions(model=MODEL, permission_mode="bypassPermissions", env=env)
+
+    async def last_text():
+        messages = [message async for message in sdk.query(prompt=prompt, options=options)]
+        return messages[-1].result
+
+    return asyncio.run(last_text())
+
+
 KINDS = {
     "openai_chat": lambda prompt: chat(prompt, stream=False),
     "openai_chat_stream": lambda prompt: chat(prompt, stream=True),
@@ -129,6 +143,7 @@ KINDS = {
     "openai_responses_stateful": lambda prompt: responses(prompt, stateful=True),
     "anthropic": lambda prompt: anthropic(prompt, stream=False),
     "anthropic_stream": lambda prompt: anthropic(prompt, stream=True),
+    "claude_agent": claude_agent,
     "openai_agents_chat": lambda prompt: agents(prompt, model_class="OpenAIChatCompletionsModel"),
     "openai_agents_responses": lambda prompt: agents(prompt, model_class="OpenAIResponsesModel"),
 }

@@ -17,6 +17,7 @@ from tests.clients.cutting_proxy import CuttingProxy
 
 SID = "rollout-7/main"
 CONTEXT = 200_000
+START, END = 151644, 151645
 SPECIAL = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
 
 
@@ -118,7 +119,9 @@ def _way_to(handle, cut):
     assert proxy.cuts == 1
 
 
-def check(done, *, rc=0, segments=("final",), side=0, abandoned=0, untrained=(), unheard=False):
+def check(
+    done, *, rc=0, segments=("final",), side=0, abandoned=0, untrained=(), unheard=False, says_special=False
+):
     """What holds of every run: it ends by itself, and every token that was sampled is trained once.
 
     Args:
@@ -126,6 +129,7 @@ def check(done, *, rc=0, segments=("final",), side=0, abandoned=0, untrained=(),
         side: turns that are side requests.
         abandoned: turns that the client did not take; None: any number.
         untrained: numbers of the engine's calls that may be in no row.
+        says_special: the client shows special tokens that stand in files or commands.
         unheard: the engine may have sampled tokens of an answer after its client had gone.
     """
     tally = done.tally
@@ -142,7 +146,9 @@ def check(done, *, rc=0, segments=("final",), side=0, abandoned=0, untrained=(),
     for number, (prompt, given) in enumerate(done.calls):
         if given and number not in untrained:
             assert _rows_of(done.samples, prompt, given) == 1, (number, done)
-    for mark in SPECIAL:
+    for prompt, _ in done.calls:
+        assert prompt.count(START) == prompt.count(END) + 1, done
+    for mark in SPECIAL if not says_special else ():
         assert mark not in done.run.stdout + done.run.stderr, done
 
 

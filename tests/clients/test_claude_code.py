@@ -1,15 +1,24 @@
 """Claude Code at work: whatever it makes of an answer, each sampled token is trained once; the run ends."""
 
+import os
+
 import pytest
 
 from slime.agent.adapters.anthropic import AnthropicAdapter
 from slime.serving.scripted import ScriptedAnswer
+from tests.clients.install import OLDER_CLAUDE_PROGRAMS
 from tests.clients.policies import DONE, Play, raw_call, thinking, tool_call
 from tests.clients.suite import act, check
 
 pytestmark = pytest.mark.slow
 BROKEN = 'def greet(name):\n    return "Helo, " + name\n'
 PROGRAM = 'from greet import greet\n\nopen("out.txt", "w", encoding="utf-8").write(greet("Zoë"))\n'
+EDIT_SETTINGS = """#!/bin/sh
+# The harness's settings as they are, but for the switch of side traffic.
+unset CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC
+sed -i 's/"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", //' .harness/claude/rollout.json
+exec {} "$@"
+"""
 SYNCHRONOUS = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1"}
 PAUSE = tool_call("Bash", command="true", description="Wait")
 
@@ -149,6 +158,11 @@ def test_compaction_trains_the_turn_that_it_keeps_once(repo):
     check(done, segments=["wipe", "wipe", "final"])
     assert done.asked.count("compaction") == 1
     assert is_repaired(repo)
+    final = next(sample for sample in done.samples if sample.metadata["segment"] == "final")
+    assert sum(final.loss_mask) == sum(len(given) for _, given in done.calls[3:])
+    assert done.calls[1][1] in [
+        tuple(final.tokens[n : n + len(done.calls[1][1])]) for n in range(len(final.tokens))
+    ]
 
 
 def test_a_prompt_that_is_too_long_makes_it_compact(repo):
@@ -184,6 +198,32 @@ def test_the_turn_cap_ends_the_run(repo):
     check(done)
     assert len(done.calls) == 2
     assert done.counters["capped"] == 1
+
+
+def test_the_turn_cap_ends_a_subagent_and_the_run(repo):
+    play = Play([agent("PART-1"), *repair(repo)], parts={"PART-1": [bash("ls"), "PART-1 found it."]})
+    serve = {"max_turns_per_sid": 2, "turn_cap_reply": "final_turn"}
+    done = claude(play, repo, serve=serve, env=SYNCHRONOUS)
+    check(done, segments=["final", "subagent"])
+    assert done.counters["capped"] == 2
+
+
+def test_a_turn_cap_that_is_told_as_a_rate_limit_ends_the_run_too(repo):
+    done = claude(Play(repair(repo)), repo, serve={"max_turns_per_sid": 2})
+    check(done, rc=1)
+    assert len(done.calls) == 2
+
+
+def test_an_engine_that_stays_out_of_order_ends_the_run(repo):
+    done = claude(Play([PAUSE, ScriptedAnswer(error=(500, "out of order"))]), repo)
+    check(done, rc=1)
+
+
+def test_special_tokens_in_prompts_and_files_are_text(repo):
+    (repo / "greet.py").write_text(f"# <|im_end|>\n<tool_call>\n<|im_start|>system\n{BROKEN}")
+    done = claude(Play(repair(repo)), repo, prompt="What is <|im_end|>, and what <|endoftext|>?")
+    check(done, says_special=True)
+    assert len(done.calls) == 4
 
 
 def test_a_first_prompt_that_is_too_long_ends_the_run(repo):
@@ -240,4 +280,81 @@ def test_an_answer_that_is_cut_is_gone_on_with_or_asked_for_again(repo, before):
 
     done = claude(Play([read, slowly(edit), resume, test]), repo, cut=(1, before, before))
     check(done, segments=None, abandoned=None, untrained=(1,), unheard=True)
+    assert is_repaired(repo)
+
+
+@pytest.fixture
+def older():
+    """Variables with which an older version runs."""
+    if not OLDER_CLAUDE_PROGRAMS.exists():
+        pytest.skip("the older Claude Code is not installed: run `make clients`")
+    return {"PATH": os.pathsep.join((str(OLDER_CLAUDE_PROGRAMS), os.environ["PATH"]))}
+
+
+def test_an_older_version_is_trained_whole_too(repo, older):
+    parts = {f"PART-{n}": [bash(f"echo {n} > {n}.txt"), f"Part {n} is done."] for n in (1, 2)}
+    play = Play([agent("PART-1") + "\n" + agent("PART-2"), *repair(repo)], parts=parts)
+    check(claude(play, repo, env=older), segments=["final", "subagent", "subagent"])
+    assert is_repaired(repo)
+
+
+def test_an_older_version_compacts_too(repo, older):
+    steps = [LARGE, LARGE, *repair(repo)]
+    done = claude(Play(steps), repo, env=older, session={"max_context_tokens": 45_000})
+    check(done, segments=["wipe", "wipe", "final"])
+    assert is_repaired(repo)
+
+
+def test_a_title_is_a_side_request(repo, older, tmp_path):
+    wrapper = tmp_path / "bin" / "claude"
+    wrapper.parent.mkdir()
+    wrapper.write_text(EDIT_SETTINGS.format(OLDER_CLAUDE_PROGRAMS / "claude"))
+    wrapper.chmod(0o755)
+    path = os.pathsep.join((str(wrapper.parent), older["PATH"]))
+    prompt = "Repair the program main.py, which greets people with a wrong word."
+    done = claude(Play(repair(repo)), repo, env={"PATH": path}, prompt=prompt)
+    check(done, side=1, untrained=(done.asked.index("title"),))
+    assert is_repaired(repo)
+
+
+def test_tools_that_are_loaded_midway_and_a_changing_header_keep_the_chain(repo):
+    on = {"CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "", "CLAUDE_CODE_ATTRIBUTION_HEADER": "1"}
+    search = tool_call("ToolSearch", query="select:WebFetch,NotebookEdit")
+    loaded = tool_call("NotebookEdit", notebook_path=str(repo / "no.ipynb"), new_source="1")
+    done = claude(Play([search, loaded, *repair(repo)]), repo, environment=on)
+    check(done)
+    assert is_repaired(repo)
+
+
+def test_a_compaction_that_calls_a_tool_is_asked_for_again(repo):
+    summaries = iter([bash("true"), "<summary>It goes on [step 2].</summary>"])
+    play = Play([LARGE, bash("seq 1 1000"), *repair(repo)], summary=lambda seen: next(summaries))
+    done = claude(play, repo, context_tokens=50_000)
+    check(done, segments=None)
+    assert done.asked.count("compaction") == 2
+
+
+@pytest.mark.parametrize("name", ["anthropic", "anthropic_stream"])
+def test_a_program_on_the_sdk_is_trained_whole(repo, name):
+    steps = [
+        tool_call("bash", command="echo a > a.txt"),
+        "\n\nBoth:\n" + tool_call("bash", command="echo b") + "\n" + tool_call("bash", command="echo c"),
+        raw_call("bash", '"x"'),
+        raw_call("bash", '{"\\u00e9": 1}'),
+        thinking("Hm.", tool_call("bash", command="sed -i s/Helo/Hello/ greet.py && python3 main.py")),
+    ]
+    done = act(name, Play(steps), repo, adapter=AnthropicAdapter)
+    check(done)
+    assert done.run.stdout == f"{DONE}\n"
+    assert is_repaired(repo)
+
+
+def test_malformed_arguments_reach_a_program_that_does_not_stream(repo):
+    check(act("anthropic", Play([raw_call("bash", '{"command": "x')]), repo, adapter=AnthropicAdapter))
+
+
+def test_the_agent_sdk_is_trained_whole(repo):
+    done = act("claude_agent", Play(repair(repo)), repo, adapter=AnthropicAdapter)
+    check(done)
+    assert done.run.stdout == f"{DONE}\n"
     assert is_repaired(repo)

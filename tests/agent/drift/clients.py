@@ -29,6 +29,10 @@ def _object(arguments):
     return {"__unparsedToolInput": {"raw": arguments, "len": len(arguments.encode("utf-16-le")) // 2}}
 
 
+def _role(item):
+    return item.role if isinstance(item, Note) else "assistant" if isinstance(item, Answer) else "user"
+
+
 class Anthropic:
     """Messages: what stands between two answers is one user message, its results first."""
 
@@ -47,7 +51,9 @@ class Anthropic:
     def _messages(self, history):
         messages = []
         for item in history:
-            role = item.role if isinstance(item, Note) else "assistant" if isinstance(item, Answer) else "user"
+            role = (
+                item.role if isinstance(item, Note) else "assistant" if isinstance(item, Answer) else "user"
+            )
             if role != "user" or not messages or messages[-1]["role"] != "user":
                 messages.append({"role": role, "content": []})
             messages[-1]["content"] += self._blocks(item)
@@ -58,7 +64,9 @@ class Anthropic:
             return [{"type": "text", "text": item.text}]
         if isinstance(item, Result):
             return [{"type": "tool_result", "tool_use_id": item.call, "content": item.text}]
-        thinking = [] if item.thinking is None else [{"type": "thinking", "thinking": item.thinking, **item.seal}]
+        thinking = (
+            [] if item.thinking is None else [{"type": "thinking", "thinking": item.thinking, **item.seal}]
+        )
         text = [{"type": "text", "text": item.text}] if item.text else []
         return [
             *thinking,
@@ -164,7 +172,9 @@ class Chat:
                     known["name"] = call["function"].get("name", known.get("name"))
                     known["arguments"] += call["function"]["arguments"]
         return Answer(
-            text, thinking, tuple(Call(call["id"], call["name"], call["arguments"]) for call in calls.values())
+            text,
+            thinking,
+            tuple(Call(call["id"], call["name"], call["arguments"]) for call in calls.values()),
         )
 
     def plain(self, body):

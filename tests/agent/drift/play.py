@@ -2,19 +2,14 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from tests.agent.drift.clients import CLIENTS
 from tests.agent.drift.script import (
-    Again,
-    Agent,
     Answer,
-    Change,
+    Note,
     Result,
-    Results,
     Switch,
-    Together,
-    Turn,
-    Version,
     nothing,
 )
 from tests.agent.drift.stage import leave, read, wait_for
@@ -44,7 +39,7 @@ class Conversation:
         self.last = turn, list(self.history)
         answer = getattr(self, f"_{turn.how}")(turn)
         if answer is not None:
-            self._hold(turn.keep(answer))
+            self._hold(turn.keep(replace(answer, source=turn)))
 
     def _hold(self, kept):
         self.history += [kept] if isinstance(kept, Answer) else kept
@@ -93,9 +88,25 @@ class Conversation:
         assert status == 200
         return self.client.streamed(raw)
 
+    def _reweighted(self, turn):
+        self._expect(turn)
+        calls = len(self.stage.records)
+        connection = self._ask(turn)
+        wait_for(lambda: len(self.stage.records) > calls and len(self.stage.records[-1].output_ids) > 4)
+        self.stage.engine.set_weight_version("in the midst")
+        status, raw = read(connection)
+        assert status == 200 and len(set(self.stage.records[-1].versions)) == 2
+        return self.client.streamed(raw)
+
+    def _count(self, step):
+        """What Claude Code asks between turns, of a prompt that it may never send."""
+        body = self.client.body(self.system, self.tools, [*self.history, Note("user", step.text)], {})
+        status, raw = read(self.served.start(f"{self.client.path}/count_tokens", body, self.headers))
+        assert status == 200 and json.loads(raw)["input_tokens"] > 0
+
     def _expect(self, turn):
         if turn.says is not None:
-            self.stage.expect(turn, self.marker)
+            self.stage.expect(turn, self.history, self.marker)
 
     def _ask(self, turn, *, stream=True, headers=None):
         body = self.client.body(self.system, self.tools, self.history, turn.fields)
@@ -110,7 +121,7 @@ class Conversation:
         calls = len(self.stage.records)
         status, raw = read(self._ask(turn, headers=RETRY))
         assert status == 200 and len(self.stage.records) == calls, raw
-        self._hold(step.keep(self.client.streamed(raw)))
+        self._hold(step.keep(replace(self.client.streamed(raw), source=turn)))
 
     def _aside(self, step):
         own = self.history, self.system, self.tools
@@ -123,7 +134,11 @@ class Conversation:
         self.history = step.after(self.history, *answers)
 
     def _results(self, step):
+        """Results of the newest calls; a model that called nothing is told the same as a user's words."""
         calls = next(item for item in reversed(self.history) if isinstance(item, Answer)).calls
+        if not calls:
+            self.history += [Note("user", text) for text in step.texts]
+            return
         order = step.order or range(len(step.texts))
         self.history += [Result(calls[position].id, step.texts[position]) for position in order]
 
@@ -149,5 +164,3 @@ class Conversation:
             ]
         for play in plays:
             play.result()
-
-

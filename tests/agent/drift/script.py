@@ -1,4 +1,4 @@
-"""The words in which traces are written: what the policy samples, what the client does with it, what is due."""
+"""The words in which traces are written: what is sampled, what the client does with it, what is due."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,8 @@ class Call:
 class Answer:
     """An assistant's turn as the client holds it.
 
-    `seal` is what the server minted for the thinking, `item` for the text, `response` for the whole.
+    `seal` is what the server minted for the thinking, `item` for the text, `response` for the whole; `source`
+    is the `Turn` that it was sampled in, which no client knows.
     """
 
     text: str = ""
@@ -37,6 +38,12 @@ class Answer:
     seal: Mapping[str, Any] = field(default_factory=dict)
     item: str | None = None
     response: str | None = None
+    source: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_named(self):
+        """Whether a handle names the turn wherever it stands."""
+        return bool(self.calls or any(self.seal.values()) or self.item)
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,8 @@ class Turn:
         says: what the engine samples; None: the request does not reach the engine.
         fate: ``trained``, or the reason under which the sampled tokens are counted.
         how: ``stream``; ``whole``; ``cut``: the client leaves in the midst; ``twice``: asks again before the
-            answer is there; ``aborted``: the engine is told to abort all.
+            answer is there; ``aborted``: the engine is told to abort all; ``reweighted``: it gets other
+            weights meanwhile.
         fields: further fields of the body.
         status: of the answer; 0: the stream tells of a failure or breaks off.
     """
@@ -165,6 +173,13 @@ class Version:
     """The engine gets other weights."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class Count:
+    """The client asks how many tokens its history and this text have."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -290,9 +305,9 @@ def as_text(answer):
     return Answer(f"{answer.text.strip()}\nCalling tools:\n{shown}")
 
 
-def with_note(text, role="user"):
-    """The turn, and a note behind it."""
-    return lambda answer: [answer, Note(role, text)]
+def broken_off(text, role="user"):
+    """A piece of the turn, and a note behind it."""
+    return lambda answer: [replace(answer, source=None), Note(role, text)]
 
 
 def both(*keeps):

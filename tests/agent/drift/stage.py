@@ -69,9 +69,10 @@ def real(name):
 
 @dataclass
 class Record:
-    """An engine call: what it was given, what it sampled, for which turn of the trace."""
+    """An engine call: what it was given, what it sampled, for which turn of the trace after which history."""
 
     turn: object
+    history: list
     input_ids: list
     output_ids: list = field(default_factory=list)
     log_probs: list = field(default_factory=list)
@@ -99,10 +100,10 @@ class Stage:
         self._lock = threading.Lock()
         self._submit, engine.submit = engine.submit, self._recorded
 
-    def expect(self, turn, marker=""):
+    def expect(self, turn, history, marker=""):
         """The next request with `marker` in its prompt is this turn's."""
         with self._lock:
-            self._expected.append((marker, turn))
+            self._expected.append((marker, turn, list(history)))
 
     def assert_all_came(self):
         assert not self._expected, f"the engine was not asked for {self._expected}"
@@ -121,19 +122,17 @@ class Stage:
     def _recorded(self, request, listener):
         prompt = self.style.tokenizer.decode(request.input_ids)
         with self._lock:
-            found = [index for index, (marker, _) in enumerate(self._expected) if marker in prompt]
+            found = [index for index, (marker, *_) in enumerate(self._expected) if marker in prompt]
             assert found, f"no turn is due for {prompt!r}"
             best = max(found, key=lambda index: (len(self._expected[index][0]), -index))
-            record = Record(self._expected.pop(best)[1], list(request.input_ids))
+            record = Record(*self._expected.pop(best)[1:], list(request.input_ids))
         self._by_rid[request.rid] = record
         self.records.append(record)
 
         def listen(update):
             record.output_ids, record.log_probs = update.output_ids, update.output_logprobs
             record.versions = [
-                span["version"]
-                for span in update.weight_versions
-                for _ in range(span["end"] - span["start"])
+                span["version"] for span in update.weight_versions for _ in range(span["end"] - span["start"])
             ]
             listener(update)
 
@@ -156,7 +155,9 @@ class Served:
 
     def finish(self, **options):
         """The session's samples."""
-        return asyncio.run(self.adapter.finish_session(SID, base_sample=Sample(index=0), reward=1.0, **options))
+        return asyncio.run(
+            self.adapter.finish_session(SID, base_sample=Sample(index=0), reward=1.0, **options)
+        )
 
 
 def read(connection):

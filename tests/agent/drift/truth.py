@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tests.agent.drift.script import Answer
+
 
 class Claims:
     """Which trained positions of which sample are accounted for."""
@@ -103,3 +105,28 @@ def _check_tally(records, lost, tally):
     assert (tally.tokens_abandoned > 0) == (lost["abandoned"] > 0)
     assert tally.unaccounted == 0
     assert tally.turns == sum(bool(record.output_ids) for record in records)
+
+
+def check_prompts(records, template, tokenizer):
+    """Prompts hold the history: turns that are named, as they were sampled and ended once; and all texts."""
+    outputs = {id(record.turn): record.output_ids for record in records}
+    for record in records:
+        prompt, text = record.input_ids, tokenizer.decode(record.input_ids)
+        token, letter = 0, 0
+        for item in record.history:
+            if not isinstance(item, Answer):
+                letter = text.index(item.text.strip(), letter) + len(item.text.strip())
+            elif item.source is not None and item.is_named:
+                output = outputs[id(item.source)]
+                token = _find(output, prompt, token) + len(output)
+                ends = [given in template.stop_ids for given in (output[-1], prompt[token])]
+                assert ends.count(True) == 1
+
+
+def _find(part, tokens, start):
+    """Where `part` stands in `tokens`, from `start` on."""
+    size = len(part)
+    found = (at for at in range(start, len(tokens) - size + 1) if tokens[at : at + size] == part)
+    position = next(found, None)
+    assert position is not None, "a turn does not stand in the prompt as it was sampled"
+    return position

@@ -36,6 +36,11 @@ async def booted(settings: Settings, image: str, workdir: str) -> AsyncIterator[
         await box.__aexit__(None, None, None)
 
 
+def workdir_in(box: Sandbox, wanted: str) -> str:
+    """Where the work tree is: a local box without namespaces has it in a place of its own."""
+    return box.workdir if isinstance(box, LocalSandbox) else wanted
+
+
 async def _boot(settings: Settings, image: str, workdir: str) -> Sandbox:
     slots = _slots(asyncio.get_running_loop(), settings.boot_concurrency)
     for attempt in range(settings.boot_retries):

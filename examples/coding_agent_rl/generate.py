@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import shlex
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
-from examples.coding_agent_rl.boxes import booted
+from examples.coding_agent_rl.boxes import booted, workdir_in
 from examples.coding_agent_rl.grading import AbortedError, Task, grade
 from examples.coding_agent_rl.service import Service, service_for
 from examples.coding_agent_rl.settings import Settings
@@ -107,23 +108,23 @@ class _Rollout:
         """Let the agent work; the patch that it leaves."""
         started = time.perf_counter()
         async with booted(self.settings, task.image, task.workdir) as box:
-            git = f"git -c safe.directory='*' -C {task.workdir}"
-            base = (await box.exec(f"{git} rev-parse HEAD", check=True)).stdout.strip()
-            statement = self.sample.prompt
-            await box.write_file(f"{task.workdir}/PROBLEM_STATEMENT.md", _text(statement))
+            workdir = workdir_in(box, task.workdir)
+            head = f"git -c safe.directory='*' -C {shlex.quote(workdir)} rev-parse HEAD"
+            base = (await box.exec(head, check=True)).stdout.strip()
+            await box.write_file(f"{workdir}/PROBLEM_STATEMENT.md", _text(self.sample.prompt))
             await HARNESSES[self.settings.agent].install_cli(box)
             self.facts["boot_seconds"] = time.perf_counter() - started
             async with service.reachable(box) as url:
-                await self._run_agent(box, task, url)
-            patch = await git_diff(box, task.workdir, exclude=NOT_IN_THE_PATCH, since=base)
+                await self._run_agent(box, task, workdir, url)
+            patch = await git_diff(box, workdir, exclude=NOT_IN_THE_PATCH, since=base)
         self.facts["patch"] = patch
         return patch
 
-    async def _run_agent(self, box: Sandbox, task: Task, url: str) -> None:
+    async def _run_agent(self, box: Sandbox, task: Task, workdir: str, url: str) -> None:
         started = time.perf_counter()
         code = await HARNESSES[self.settings.agent].run(
             box,
-            workdir=task.workdir,
+            workdir=workdir,
             session_id=self.session,
             adapter_url=url,
             time_budget_sec=self.settings.agent_seconds,
@@ -133,12 +134,12 @@ class _Rollout:
             max_turns=self.settings.max_turns,
         )
         self.facts["agent_seconds"] = time.perf_counter() - started
-        log = await agent_log(box, task.workdir)
+        log = await agent_log(box, workdir)
         await self._keep(task, log)
         if code == EXIT_TIME_BUDGET_EXCEEDED:
             raise AbortedError("wall_clock_timeout", place=f"{task.name}: the agent's time is over")
         if code:
-            said = await box.read_file(f"{task.workdir}/.harness/stderr.log", user=AGENT_USER)
+            said = await box.read_file(f"{workdir}/.harness/stderr.log", user=AGENT_USER)
             raise AgentFailedError(f"ended with {code}: {(said or log)[-TAIL:]}", place=self.settings.agent)
 
     async def _keep(self, task: Task, log: str) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from examples.coding_agent_rl.boxes import workdir_in
 from slime.agent.sandbox import ExecResult, Sandbox, SandboxFileNotFoundError
 from slime.errors import SlimeError
 
-PLACE = "/tmp/slime-grading"
+PLACE = ".harness/grading"  # below the work tree: no patch reaches there
 CANNOT_RUN = (126, 127)
+HELPER_SECONDS = 120
 PYTEST_FAILED = 1
 TAIL = 2000
 
@@ -98,61 +100,73 @@ async def grade(box: Sandbox, task: Task, patch: str, seconds: float) -> Verdict
     Raises:
         AbortedError: there is no verdict.
     """
-    if patch:
-        await box.write_file(f"{PLACE}/agent.patch", patch)
-        apply = f"git -c safe.directory='*' apply --binary --whitespace=nowarn {PLACE}/agent.patch"
-        await _must(box, f"cd {shlex.quote(task.workdir)} && {apply}", "patch_does_not_apply")
-    if task.run_script:
-        return await _by_names(box, task, seconds)
-    if task.eval_cmd:
-        result = await _tests(box, task, task.eval_cmd, seconds)
+    return await _Grading(box, task, seconds).verdict(patch)
+
+
+class _Grading:
+    """One patch in one sandbox. What the tests could tamper with is written only when they have ended."""
+
+    def __init__(self, box: Sandbox, task: Task, seconds: float) -> None:
+        self.box, self.task, self.seconds = box, task, seconds
+        self.workdir = workdir_in(box, task.workdir)
+
+    async def verdict(self, patch: str) -> Verdict:
+        if patch:
+            file = await self._write("agent.patch", patch)
+            apply = f"git -c safe.directory='*' apply --binary --whitespace=nowarn {file}"
+            await self._must(apply, "patch_does_not_apply")
+        if self.task.run_script:
+            return await self._by_names()
+        if self.task.eval_cmd:
+            result = await self._tests(self.task.eval_cmd)
+            return Verdict(result.code == 0, output=_tail(result))
+        await self._must("python3 -m pytest --version", "no_pytest")
+        file = await self._write("test_fail_to_pass.py", self.task.f2p_script)
+        result = await self._tests(f"python3 -m pytest -q -p no:cacheprovider --rootdir . {file}")
+        if result.code not in (0, PYTEST_FAILED):
+            raise AbortedError(f"unevaluatable:pytest_{result.code}", place=self.task.name)
         return Verdict(result.code == 0, output=_tail(result))
-    await _must(box, "python3 -m pytest --version", "no_pytest")
-    await box.write_file(f"{PLACE}/test_fail_to_pass.py", task.f2p_script)
-    run = f"python3 -m pytest -q -p no:cacheprovider --rootdir . {PLACE}/test_fail_to_pass.py"
-    result = await _tests(box, task, run, seconds)
-    if result.code not in (0, PYTEST_FAILED):
-        raise AbortedError(f"unevaluatable:pytest_{result.code}", place=task.name)
-    return Verdict(result.code == 0, output=_tail(result))
 
+    async def _by_names(self) -> Verdict:
+        script = await self._write("run_script.sh", self.task.run_script)
+        result = await self._tests(f"$(command -v bash || command -v sh) {script}")
+        await self._must(f"rm -rf {PLACE}", "no_report")
+        out = await self._write("stdout.txt", result.stdout)
+        err = await self._write("stderr.txt", result.stderr)
+        parser = await self._write("parser.py", self.task.parser)
+        await self._must(f"python3 -I {parser} {out} {err} {PLACE}/report.json", "parser_failed")
+        missing = tuple(sorted(self.task.must_pass - _passed(await self._report())))
+        return Verdict(not missing, missing, _tail(result))
 
-async def _by_names(box: Sandbox, task: Task, seconds: float) -> Verdict:
-    await box.write_file(f"{PLACE}/run_script.sh", task.run_script)
-    await box.write_file(f"{PLACE}/parser.py", task.parser)
-    files = " ".join(f"{PLACE}/{name}" for name in ("stdout.txt", "stderr.txt", "report.json"))
-    out, err, report = files.split()
-    shell = "$(command -v bash || command -v sh)"
-    result = await _tests(box, task, f"{shell} {PLACE}/run_script.sh > {out} 2> {err}", seconds)
-    await _must(box, f"python3 -I {PLACE}/parser.py {files}", "parser_failed")
-    passed = _passed(await _read(box, report))
-    missing = tuple(sorted(task.must_pass - passed))
-    return Verdict(not missing, missing, (await _read(box, err) or _tail(result))[-TAIL:])
+    async def _tests(self, command: str) -> ExecResult:
+        result = await self._exec(command, self.seconds)
+        if result.timed_out:
+            raise AbortedError("unevaluatable:timeout", place=self.task.name)
+        if result.limit:
+            raise AbortedError(f"unevaluatable:{result.limit}", place=self.task.name)
+        if result.code in CANNOT_RUN:
+            raise AbortedError("unevaluatable:cannot_run", place=f"{self.task.name}: {_tail(result)}")
+        return result
 
+    async def _must(self, command: str, reason: str) -> None:
+        result = await self._exec(command, HELPER_SECONDS)
+        if result.code:
+            raise AbortedError(f"unevaluatable:{reason}", place=_tail(result))
 
-async def _tests(box: Sandbox, task: Task, command: str, seconds: float) -> ExecResult:
-    result = await box.exec(
-        f"cd {shlex.quote(task.workdir)} && {{ {command}\n}}", timeout=seconds, idempotent=False
-    )
-    if result.timed_out:
-        raise AbortedError("unevaluatable:timeout", place=task.name)
-    if result.limit:
-        raise AbortedError(f"unevaluatable:{result.limit}", place=task.name)
-    if result.code in CANNOT_RUN:
-        raise AbortedError("unevaluatable:cannot_run", place=f"{task.name}: {_tail(result)}")
-    return result
+    async def _exec(self, command: str, seconds: float) -> ExecResult:
+        line = f"cd {shlex.quote(self.workdir)} && {{ {command}\n}}"
+        return await self.box.exec(line, timeout=seconds, idempotent=False)
 
+    async def _write(self, name: str, text: str) -> str:
+        """Write a file below `PLACE`; its path from the work tree."""
+        await self.box.write_file(f"{self.workdir}/{PLACE}/{name}", text)
+        return f"{PLACE}/{name}"
 
-async def _must(box: Sandbox, command: str, reason: str) -> None:
-    result = await box.exec(command, timeout=120)
-    if result.code:
-        raise AbortedError(f"unevaluatable:{reason}", place=_tail(result))
-
-
-async def _read(box: Sandbox, path: str) -> str:
-    try:
-        return await box.read_file(path)
-    except SandboxFileNotFoundError as error:
-        raise AbortedError("unevaluatable:no_report") from error
+    async def _report(self) -> str:
+        try:
+            return await self.box.read_file(f"{self.workdir}/{PLACE}/report.json")
+        except SandboxFileNotFoundError as error:
+            raise AbortedError("unevaluatable:no_report") from error
 
 
 def _passed(report: str) -> frozenset[str]:

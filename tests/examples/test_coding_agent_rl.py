@@ -166,11 +166,11 @@ def test_rows_hold_what_the_hook_needs_and_no_solution(tmp_path):
 def verdict(tmp_path):
     """A function that grades a patch of a task."""
 
-    def run(patch, *, name="pages", seconds=60, **metadata):
+    def run(patch, *, name="pages", seconds=60, require=None, **metadata):
         given = row(name, make_repository(name, tmp_path / "repo"))["metadata"] | metadata
 
         async def graded():
-            async with LocalSandbox(given["image"], workdir=given["workdir"]) as box:
+            async with LocalSandbox(given["image"], workdir=given["workdir"], require=require) as box:
                 return await grade(box, Task.of(given), patch, seconds)
 
         return asyncio.run(graded())
@@ -183,6 +183,11 @@ def test_a_solution_is_rewarded_and_an_empty_patch_is_not(verdict):
     unsolved = verdict("")
     assert unsolved.reward == 0.0
     assert len(unsolved.missing) == 2 and "AssertionError" in unsolved.output
+
+
+def test_a_box_without_namespaces_gives_verdicts_too(verdict):
+    assert verdict(solution("pages"), require="plain").reward == 1.0
+    assert verdict("", require="plain").reward == 0.0
 
 
 def test_a_repair_that_breaks_something_else_is_not_rewarded(verdict):
@@ -203,9 +208,14 @@ def new_file(path, *lines):
         ),
         new_file("sitecustomize.py", "import os", "os._exit(0)"),
         new_file("tests/conftest.py", "def pytest_runtest_makereport(item, call): pass"),
+        new_file(
+            "sitecustomize.py",
+            "import glob",
+            "for path in glob.glob('.harness/grading/*'): open(path, 'w').write('PASSED x')",
+        ),
         solution("pages").replace("+        return max", "+        import os; return os._exit(0) or max"),
     ],
-    ids=["shadows unittest", "sitecustomize", "conftest", "ends the process"],
+    ids=["shadows unittest", "sitecustomize", "conftest", "overwrites the report", "ends the process"],
 )
 def test_code_that_games_the_tests_is_not_rewarded(verdict, patch):
     assert verdict(patch).reward == 0.0

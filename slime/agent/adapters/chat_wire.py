@@ -27,6 +27,7 @@ class ChatWire(WireProtocol):
         messages = [_message(message) for message in fields.objects("messages")]
         if not messages:
             raise invalid("messages", "at least one is required")
+        messages = _without_broken(messages)
         offered = [_tool(tool) for tool in fields.objects("tools")]
         choice, tools = _tool_choice(fields, offered)
         max_tokens = fields.count("max_completion_tokens") or fields.count("max_tokens")
@@ -90,6 +91,20 @@ def _message(fields: Fields) -> Message:
     if role == "function":
         return {"role": "tool", "name": fields.text("name"), "content": fields.content("content")}
     raise invalid(fields.at("role"), f"unknown role {role!r}")
+
+
+def _without_broken(messages: list[Message]) -> list[Message]:
+    """The history without answers that broke off: opencode leaves them empty before the one that it got."""
+    following = [*(message["role"] for message in messages[1:]), ""]
+    return [
+        message
+        for message, next_role in zip(messages, following, strict=True)
+        if not (message["role"] == next_role == "assistant" and _is_empty(message))
+    ]
+
+
+def _is_empty(message: Message) -> bool:
+    return not message["content"] and "tool_calls" not in message
 
 
 def _assistant(fields: Fields) -> Message:

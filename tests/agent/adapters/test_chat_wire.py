@@ -379,3 +379,12 @@ def test_the_sdk_sends_its_turn_back_with_the_ids_that_it_was_given():
         turn = server.requests[1].messages[1]
     assert handles_of(turn) == tuple(call.id for call in message.tool_calls)
     assert [call["function"]["arguments"] for call in turn["tool_calls"]] == [{"b": 1, "a": "é"}, '{"bad']
+
+
+def test_an_empty_answer_that_another_follows_broke_off():
+    user, empty, answer = (
+        {"role": role, "content": text}
+        for role, text in (("user", "Hi"), ("assistant", ""), ("assistant", "Yes"))
+    )
+    assert translate(user, empty, answer, user).messages == translate(user, answer, user).messages
+    assert len(translate(user, empty, user).messages) == 3

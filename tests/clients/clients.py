@@ -70,14 +70,17 @@ class SdkHarness(BaseHarness):
 
 
 class OpencodeVariant(OpencodeHarness):
-    """opencode by another provider package, or with the requests for a title that the harness turns off."""
+    """opencode by another provider package, with other options of it, or with the requests for a title that
+    the harness turns off."""
 
-    def __init__(self, package="@ai-sdk/openai-compatible", *, title=OpencodeHarness.title):
-        self.provider_package, self.title = package, title
+    def __init__(self, package="@ai-sdk/openai-compatible", *, title=OpencodeHarness.title, **options):
+        self.provider_package, self.title, self.options = package, title, options
 
     async def launch_and_wait(self, sb, ctx, prompt, budget):
         config = opencode_config(ctx)
-        config["provider"][PROVIDER]["npm"] = self.provider_package
+        provider = config["provider"][PROVIDER]
+        provider["npm"] = self.provider_package
+        provider["options"] |= self.options
         environment = {"OPENCODE_CONFIG_CONTENT": json.dumps(config), **ctx.environment}
         return await super().launch_and_wait(sb, replace(ctx, environment=environment), prompt, budget)
 
@@ -86,6 +89,7 @@ OPENCODES = {
     "opencode_responses": OpencodeVariant("@ai-sdk/openai"),
     "opencode_anthropic": OpencodeVariant("@ai-sdk/anthropic"),
     "opencode_titled": OpencodeVariant(title=()),
+    "opencode_hasty": OpencodeVariant(headerTimeout=3000, chunkTimeout=3000),
 }
 PROGRAM_OF |= dict.fromkeys(OPENCODES, PROGRAM_OF["opencode"])
 ALL = {**HARNESSES, **OPENCODES, **{kind: SdkHarness(kind) for kind in KINDS}}

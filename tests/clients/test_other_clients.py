@@ -73,6 +73,7 @@ CLIENTS = {
     "opencode_responses": _opencode(),
     "opencode_anthropic": _opencode(AnthropicAdapter),
     "opencode_titled": _opencode(),
+    "opencode_hasty": _opencode(),
     "qwen_code": Client(_qwen_run, "run_shell_command", _qwen_edit),
     "mini_swe_agent": Client(_bash, "bash", _sed, _bash(SUBMIT)),
     **dict.fromkeys(SDK_KINDS, Client(_bash, "bash", _sed)),
@@ -118,30 +119,52 @@ def test_a_repair_is_carried_out_and_trained_whole(name, repo):
 REFUSES = ("openai_agents_chat", "openai_agents_responses")
 
 
-@pytest.mark.parametrize("name", [name for name in WORKERS if name not in REFUSES])
-def test_malformed_calls_are_trained_and_told_to_be_wrong(name, repo):
+def malformed(name):
     tool = CLIENTS[name].tool
-    steps = [
+    return [
         raw_call(tool, '{"command": "echo hi", '),
         raw_call(tool, '"echo hi"'),
         raw_call(tool, '{"wrong": 1}'),
         raw_call("no_such_tool", '{"a": 1}'),
         "<tool_call>\nno JSON at all\n</tool_call>" + CLIENTS[name].run("true"),
     ]
-    done = work(name, repo, [*steps, *repair(name, repo)])
-    check(done, segments=None)
-    assert any(sample.metadata["ill_formed"] for sample in done.samples)
+
+
+@pytest.mark.parametrize("name", [name for name in WORKERS if name not in (*REFUSES, "mini_swe_agent")])
+def test_malformed_calls_are_trained_and_told_to_be_wrong(name, repo):
+    done = work(name, repo, [*malformed(name), *repair(name, repo)])
+    check(done)
+    assert done.samples[0].metadata["ill_formed"]
     assert is_repaired(repo)
+
+
+def test_malformed_calls_that_a_client_drops_are_rows_of_their_own(repo):
+    """mini-swe-agent keeps its complaint, and not what it complains of."""
+    name = "mini_swe_agent"
+    faults = {2 * n: ScriptedAnswer(text=text) for n, text in enumerate(malformed(name)[:4])}
+    done = work(name, repo, repair(name, repo), faults=faults)
+    check(done, segments=["wipe"] * 4 + ["final"])
+    assert [sample.metadata["ill_formed"] for sample in done.samples].count(True) >= 2
+    assert is_repaired(repo)
+
+
+OUT_OF_ORDER = (500, "out of order")
+TAKE_AN_ERROR_FOR_AN_END = ("opencode_anthropic", "openai_chat_stream", "openai_responses_stream")
 
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_requests_that_the_engine_fails_are_asked_again(name, repo):
     half = ScriptedAnswer(
-        text="Half of an answer " * 5, error=(500, "out of order"), error_after=9, token_latency=0.05
+        text=thinking("Hm.", "Half of an answer " * 5),
+        error=OUT_OF_ORDER,
+        error_after=20,
+        token_latency=0.02,
     )
-    faults = {1: ScriptedAnswer(error=(500, "out of order")), 3: half}
+    faults = {1: ScriptedAnswer(error=OUT_OF_ORDER), 3: half}
+    if name in TAKE_AN_ERROR_FOR_AN_END:
+        del faults[3]
     done = work(name, repo, repair(name, repo), faults=faults)
-    check(done, abandoned=None)
+    check(done, abandoned=None, untrained=(3,) if 3 in faults else (), unheard=True)
     assert is_repaired(repo)
 
 
@@ -180,12 +203,12 @@ def test_an_answer_that_is_cut_at_its_limit_ends_no_run_badly(name, repo):
     check(done, segments=None, abandoned=None, untrained=range(1, 20))
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", ["opencode_hasty", "qwen_code"])
 def test_a_slow_first_token_is_waited_for(name, repo):
+    """Both would ask again after three seconds without a byte."""
     slow = ScriptedAnswer(text=CLIENTS[name].run("true"), delay=6)
-    options = {"adapter": Watchful, "request_timeout_sec": 3}
-    play = Play([slow, *repair(name, repo)], final=CLIENTS[name].final)
-    done = act(name, play, repo, **options)
+    options = {"request_timeout_sec": 3} if name == "qwen_code" else {}
+    done = act(name, Play([slow, *repair(name, repo)]), repo, adapter=Watchful, **options)
     check(done)
     assert len(done.calls) == 5
     assert is_repaired(repo)
@@ -205,4 +228,32 @@ def test_the_title_of_a_session_is_a_side_request(repo):
     done = work("opencode_titled", repo, repair("opencode", repo))
     check(done, side=1, untrained=range(1))
     assert done.asked.count("title") == 1
+    assert is_repaired(repo)
+
+
+def task(name, mark):
+    if name == "qwen_code":
+        return tool_call("agent", description="Look", prompt=f"{mark}: look", subagent_type="general-purpose")
+    return tool_call("task", description="Look", prompt=f"{mark}: look", subagent_type="general")
+
+
+@pytest.mark.parametrize("name", ["opencode", "qwen_code"])
+def test_subagents_are_segments_of_their_own(name, repo):
+    run = CLIENTS[name].run
+    parts = {f"PART-{n}": [run(f"echo {n} > {n}.txt"), f"Part {n} is done."] for n in (1, 2)}
+    both = task(name, "PART-1") + "\n" + task(name, "PART-2")
+    done = work(name, repo, [both, *repair(name, repo)], parts=parts)
+    check(done, segments=["final", "subagent", "subagent"])
+    assert is_repaired(repo)
+    assert (repo / "1.txt").exists() and (repo / "2.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["opencode", "qwen_code"])
+def test_compaction_begins_another_row(name, repo):
+    """What clients keep beside a summary differs, and with it the number of turns that are left."""
+    run = CLIENTS[name].run
+    steps = [run("seq 1 2500")] * 3 + [run(f"{FIX} && {TEST}")] * 6
+    done = work(name, repo, steps, context_tokens=30_000, max_output_tokens=4_000)
+    check(done, segments=None)
+    assert 1 <= done.asked.count("compaction") <= 2
     assert is_repaired(repo)

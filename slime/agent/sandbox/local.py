@@ -64,6 +64,7 @@ class LocalSandbox:
     """
 
     kills_trees = True
+    users = ("root", "agent")
 
     def __init__(
         self,

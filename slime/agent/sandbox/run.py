@@ -124,6 +124,8 @@ async def ensure_agent_user(sb: Sandbox, *, name: str = "agent", workdir: str | 
     Raises:
         SandboxCommandError: there is no way to add a user.
     """
+    if name in getattr(sb, "users", ()):
+        return  # it comes with the box; where that has no users of its own, the host must get none
     who = shlex.quote(name)
     add = f"useradd -m -s /bin/bash {who} 2>/dev/null || adduser -D {who}"
     await sb.exec(f"id -u {who} >/dev/null 2>&1 || {add}", check=True)

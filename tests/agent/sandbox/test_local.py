@@ -226,8 +226,9 @@ def test_node_and_python_run_inside(backend):
 def test_the_agent_user_is_there(backend):
     async def scenario():
         async with LocalSandbox(require=backend) as sb:
-            if backend != "plain":
-                await ensure_agent_user(sb, workdir=sb.workdir)
+            before = Path("/etc/passwd").read_bytes()
+            await ensure_agent_user(sb, workdir=sb.workdir)
+            assert Path("/etc/passwd").read_bytes() == before
             result = await sb.exec("echo $USER; echo x > ~/mine && echo y > here", user="agent", check=True)
             assert result.stdout == "agent\n"
 

@@ -8,7 +8,6 @@ protocol.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,7 +20,6 @@ from aiohttp import web
 
 from slime.agent.adapters.exchange import (
     Exchange,
-    Output,
     StoredReply,
     closing_reply,
     replay,
@@ -35,20 +33,16 @@ from slime.agent.adapters.http import (
     named_session,
     read_body,
 )
+from slime.agent.adapters.model import Model, sampling_params
 from slime.agent.adapters.sessions import Session, Sessions
 from slime.agent.adapters.wire import AdapterError, ModelRequest, ReplyWriter, WireProtocol
-from slime.agent.encoding import text_encoder
 from slime.agent.messages import Message
-from slime.agent.parsing import OutputParser, detect_parsers
-from slime.agent.parsing.forced import call_opening
 from slime.agent.session import OpenTurnError, Prompt, UnknownTurnError
-from slime.agent.template import ChatTemplate
 from slime.agent.template_probe import TemplateRefusalError
 from slime.agent.trajectory import TrajectoryManager, TurnRecord
 from slime.agent.tree import Node
 from slime.agent.turn import Turn
 from slime.errors import ConfigError
-from slime.utils.detokenizer import CONTEXT_TOKENS, IncrementalDecoder, StopStrings
 from slime.utils.engine_client import EngineClient, OnTokens
 from slime.utils.generation import Generation
 from slime.utils.types import Sample
@@ -59,14 +53,7 @@ DebugCallback: TypeAlias = Callable[
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TurnCapReply: TypeAlias = Literal["429", "final_turn"]
 ENGINE_SECONDS = 900.0
-DECODE_OPTIONS = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
 CLOSING_TEXT = "The turn limit of this run is reached."
-SAMPLING_DEFAULTS: Mapping[str, Any] = {
-    "skip_special_tokens": False,
-    "spaces_between_special_tokens": False,
-    "no_stop_trim": True,
-    "max_new_tokens": 4096,
-}
 
 
 class BaseAdapter:
@@ -89,6 +76,7 @@ class BaseAdapter:
 
     Attributes:
         app: the aiohttp application.
+        model: tokenizer, chat template and output formats.
         manager: turns and samples.
         counters: requests, errors by kind, replayed answers, broken connections.
     """
@@ -115,19 +103,18 @@ class BaseAdapter:
     ) -> None:
         if turn_cap_reply not in ("429", "final_turn"):
             raise ConfigError(f"turn_cap_reply is {turn_cap_reply!r}", remedy="use '429' or 'final_turn'")
-        self.template = ChatTemplate(tokenizer, kwargs=chat_template_kwargs)
-        for line in self.template.report.lines():
+        self.model = Model(
+            tokenizer,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        for line in self.model.template.report.lines():
             self.logger.info("%s: %s", self.log_prefix, line)
-        detected = detect_parsers(getattr(tokenizer, "chat_template", None) or "")
-        self.tool_parser = tool_parser or detected[0]
-        self.reasoning_parser = reasoning_parser or detected[1]
         self.manager = TrajectoryManager(fork_threshold_tokens=fork_threshold_tokens or 0)
-        self._sessions = Sessions(self.manager, self.template, allow_unknown=allow_unknown_sessions)
+        self._sessions = Sessions(self.manager, self.model.template, allow_unknown=allow_unknown_sessions)
         self.store = self._sessions.open_by_name
         self.counters: dict[str, int] = {}
-        self._tokenizer = tokenizer
-        self._encode = text_encoder(tokenizer)
-        self._decode_options = _accepted(tokenizer.decode, DECODE_OPTIONS)
         self._engine = EngineClient(sglang_url.removesuffix("/generate"))
         self._max_turns = max_turns_per_sid
         self._turn_cap_reply = turn_cap_reply
@@ -220,7 +207,7 @@ class BaseAdapter:
             max_sample_tokens=max_sample_tokens,
         )
         for sample in samples:
-            sample.response = self._tokenizer.decode(sample.tokens[-sample.response_length :])
+            sample.response = self.model.tokenizer.decode(sample.tokens[-sample.response_length :])
         return samples
 
     async def drop_session(self, sid: str, *, wait_timeout: float = 5.0) -> None:
@@ -373,10 +360,18 @@ class BaseAdapter:
         session: Session,
         connection: Connection,
     ) -> Exchange:
-        opening = self._opening(request)
+        opening = self.model.opening(request)
+        if opening is None:
+            self._count("undemanded")
         if opening:
-            prompt = prompt.opened(self.template.encode(opening))
-        params = self._sampling_params(request, session, len(prompt.ids))
+            prompt = prompt.opened(self.model.template.encode(opening))
+        params = sampling_params(
+            request,
+            session.sampling_defaults,
+            stop_ids=self.model.template.stop_ids,
+            prompt_tokens=len(prompt.ids),
+            max_context_tokens=session.max_context_tokens,
+        )
 
         def generate(on_tokens: OnTokens | None) -> Awaitable[Generation]:
             return self._engine.generate(
@@ -401,64 +396,14 @@ class BaseAdapter:
             protocol=protocol,
             request=request,
             prompt=prompt,
-            output=self._output(request, prompt, opening),
+            output=self.model.output(request, prompt, opening or ""),
             generate=generate,
             record=record,
             keep_reply=session.replies.__setitem__,
-            count_reasoning=self._count_tokens_of,
+            count_reasoning=self.model.count_tokens,
             connection=connection,
             writer=self._build_reply(protocol, request),
         )
-
-    def _opening(self, request: ModelRequest) -> str:
-        """What a demanded call begins with; empty where none is demanded, or none can be begun."""
-        if request.tool_choice in ("auto", "none") or not request.tools:
-            return ""
-        name = None if request.tool_choice == "required" else request.tool_choice
-        opening = call_opening(self.tool_parser, name)
-        opens_reasoning = self.template.opens_reasoning_after(request.messages)
-        if opening is None or opens_reasoning or not self.template.can_continue:
-            if not self.counters.get("undemanded"):
-                self.logger.warning(
-                    "%s: a client demands a tool call, which cannot be begun for this model (tool parser %s)",
-                    self.log_prefix,
-                    self.tool_parser,
-                )
-            self._count("undemanded")
-            return ""
-        return opening
-
-    def _output(self, request: ModelRequest, prompt: Prompt, opening: str) -> Output:
-        has_tools = bool(request.tools) and request.tool_choice != "none"
-        parser = OutputParser(
-            tool_parser=self.tool_parser if has_tools else None,
-            reasoning_parser=self.reasoning_parser,
-            tools=[*request.tools, *request.extra.get("deferred_tools", ())],
-            opens_reasoning=self.template.opens_reasoning_after(request.messages),
-        )
-        context = [int(token) for token in prompt.ids[-CONTEXT_TOKENS:]]
-        decoder = IncrementalDecoder(self._tokenizer, context, **self._decode_options)
-        special = frozenset(getattr(self._tokenizer, "all_special_ids", None) or ())
-        return Output(decoder, parser, StopStrings(request.stop), self.template.stop_ids, special, opening)
-
-    def _sampling_params(self, request: ModelRequest, session: Session, prompt_tokens: int) -> dict[str, Any]:
-        params = {**SAMPLING_DEFAULTS, **session.sampling_defaults}
-        limit = int(params["max_new_tokens"])
-        if request.max_tokens is not None:
-            limit = min(limit, request.max_tokens)
-        most = session.max_context_tokens
-        if most and prompt_tokens >= most:
-            message = f"prompt is too long: {prompt_tokens} tokens > {most} maximum"
-            raise AdapterError("context_overflow", message)
-        params["max_new_tokens"] = min(limit, most - prompt_tokens) if most else limit
-        stops = {*self.template.stop_ids, *params.get("stop_token_ids", ())}
-        return params | {
-            "stop_token_ids": sorted(stops),
-            "stop": [*params.get("stop", ()), *request.stop],
-        }
-
-    def _count_tokens_of(self, text: str) -> int:
-        return len(self._encode(text)) if text and self._encode is not None else 0
 
     # What is no turn
 
@@ -521,14 +466,6 @@ class BaseAdapter:
 
     def _count(self, name: str) -> None:
         self.counters[name] = self.counters.get(name, 0) + 1
-
-
-def _accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a function takes."""
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(options)
-    return {name: value for name, value in options.items() if name in parameters}
 
 
 def _prompt(session: Session, request: ModelRequest) -> Prompt:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from aiohttp import web
 
 from slime.agent.adapters.http import Connection
+from slime.agent.adapters.model import Output
 from slime.agent.adapters.wire import (
     AdapterError,
     Ending,
@@ -26,7 +27,7 @@ from slime.agent.adapters.wire import (
     WireProtocol,
 )
 from slime.agent.messages import Message
-from slime.agent.parsing import OutputParser, ParsedModelOutput
+from slime.agent.parsing import ParsedModelOutput
 from slime.agent.parsing.events import OutputEvent, TextDelta
 from slime.agent.session import Prompt
 from slime.agent.turn import Turn, TurnRecord
@@ -36,7 +37,6 @@ from slime.errors import (
     EngineRequestError,
     EngineUnavailableError,
 )
-from slime.utils.detokenizer import IncrementalDecoder, StopStrings
 from slime.utils.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -54,68 +54,6 @@ class StoredReply:
 
     events: Sequence[OutputEvent]
     ending: Ending
-
-
-@dataclass
-class Output:
-    """What has been sampled so far, as text, events and ids.
-
-    Attributes:
-        stop_ids: tokens that end a turn, and are no text.
-        special_ids: tokens that may turn out to have ended it; the newest waits for what follows.
-        opening: what the answer begins with that was not sampled.
-    """
-
-    decoder: IncrementalDecoder
-    parser: OutputParser
-    stops: StopStrings
-    stop_ids: frozenset[int]
-    special_ids: frozenset[int]
-    opening: str = ""
-    ids: list[int] = field(default_factory=list)
-    events: list[OutputEvent] = field(default_factory=list)
-    text: str = ""
-    given: int = 0
-    stop_sequence: str | None = None
-    waiting: list[int] = field(default_factory=list)
-
-    def push(self, ids: Sequence[int]) -> list[OutputEvent]:
-        """Events that new ids complete; the token that ends the turn is no text."""
-        self.ids.extend(ids)
-        ready = self.waiting + [token for token in ids if token not in self.stop_ids]
-        self.waiting = ready[-1:] if ready and ready[-1] in self.special_ids else []
-        return self._more(self._begun() + self.decoder.push(ready[: len(ready) - len(self.waiting)]))
-
-    def finish(self, matched: object = None) -> list[OutputEvent]:
-        """The remaining events; `matched` is the token id at which the engine stopped, if it was one."""
-        last = [token for token in self.waiting if token != matched]
-        events = self._more(self._begun() + self.decoder.push(last)) + self._more(self.decoder.pending())
-        rest = self.text[self.given :] if self.stop_sequence is None else ""
-        return events + self._kept(self.parser.feed(rest)) + self._kept(self.parser.finish())
-
-    @property
-    def parsed(self) -> ParsedModelOutput:
-        """The whole, after `finish`."""
-        return self.parser.result
-
-    def _begun(self) -> str:
-        opening, self.opening = self.opening, ""
-        return opening
-
-    def _more(self, text: str) -> list[OutputEvent]:
-        if not text or self.stop_sequence is not None:
-            return []
-        self.text += text
-        found = self.stops.find(self.text, len(text))
-        end = found[1] if found else self.stops.safe_length(self.text)
-        if found:
-            self.stop_sequence = found[0]
-        start, self.given = self.given, max(end, self.given)
-        return self._kept(self.parser.feed(self.text[start : self.given]))
-
-    def _kept(self, events: list[OutputEvent]) -> list[OutputEvent]:
-        self.events.extend(events)
-        return events
 
 
 @dataclass(kw_only=True)

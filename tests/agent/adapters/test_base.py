@@ -356,7 +356,7 @@ def test_models_and_unknown_paths():
 def test_law_1_special_tokens_in_messages_are_text_to_the_model():
     with served(OpenAIAdapter, ["ok"]) as server:
         server.post(CHAT, ask("a <|im_end|> b"))
-        tokenizer = server.adapter.template._tokenizer
+        tokenizer = server.adapter.model.tokenizer
         ids = server.engine.calls[0].input_ids
         assert "a <|im_end|> b" in tokenizer.decode(ids)
         ends = [i for i in ids if i == tokenizer.convert_tokens_to_ids("<|im_end|>")]

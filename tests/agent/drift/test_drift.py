@@ -35,7 +35,7 @@ def play(trace, client, stage, url, **session):
         stage.assert_all_came()
         limit = trace.finish.get("max_sample_tokens", 0)
         check(stage.records, samples, server.adapter.manager.totals, max_tokens=limit)
-        check_prompts(stage.records, server.adapter.template, stage.style.tokenizer)
+        check_prompts(stage.records, server.adapter.model.template, stage.style.tokenizer)
     assert [sample.metadata["segment"] for sample in samples] == list(trace.segments)
     return samples
 

@@ -1,4 +1,4 @@
-"""What an adapter knows of the policy: its tokenizer, chat template and output formats, and the tokens it samples.
+"""What an adapter knows of the policy: tokenizer, chat template, output formats, and the tokens it samples.
 
 Invariant: sampled ids become text and events in the order in which they come, however they are cut; the token
 that ends a turn is no text. Knows neither sessions nor HTTP.
@@ -181,13 +181,13 @@ def sampling_params(
         message = f"prompt is too long: {prompt_tokens} tokens > {max_context_tokens} maximum"
         raise AdapterError("context_overflow", message)
     params = {**SAMPLING_DEFAULTS, **defaults}
-    limits = [
-        params["max_new_tokens"],
-        request.max_tokens,
-        max_context_tokens and max_context_tokens - prompt_tokens,
-    ]
+    limits = [params["max_new_tokens"]]
+    if request.max_tokens is not None:
+        limits.append(request.max_tokens)
+    if max_context_tokens:
+        limits.append(max_context_tokens - prompt_tokens)
     return params | {
-        "max_new_tokens": min(limit for limit in limits if limit),
+        "max_new_tokens": min(limits),
         "stop_token_ids": sorted({*stop_ids, *params.get("stop_token_ids", ())}),
         "stop": [*params.get("stop", ()), *request.stop],
     }

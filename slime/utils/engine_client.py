@@ -32,7 +32,7 @@ ABORT_SECONDS = 2.0
 CONTROL_SECONDS = 120.0
 CONNECT_SECONDS = 10.0
 ROUTING_HEADER = "X-SMG-Routing-Key"
-OnTokens: TypeAlias = Callable[[list[int]], None]
+OnTokens: TypeAlias = Callable[[list[int], list[float]], None]
 _DATA, _DONE = b"data: ", b"data: [DONE]"
 
 _aborts: set[asyncio.Task[None]] = set()
@@ -76,7 +76,8 @@ class EngineClient:
             routing_key: keeps a session on one worker.
             timeout: seconds for all tries together.
             return_routed_experts: ask a mixture-of-experts engine for the routes of each token.
-            on_tokens: called with the new ids whenever some have been sampled; there is no retry after that.
+            on_tokens: called with the new ids and their log-probs whenever there are some; from then on there
+                is no retry.
 
         Raises:
             EngineRequestError: 4xx, with the engine's message.
@@ -311,8 +312,8 @@ async def _last_of_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens,
         answer = _object(_parsed(answers[-1]), url)
         if "error" in answer:
             raise EngineError(f"failed while it answered: {_message(answers[-1])}", place=url)
-        ids = answer.get("output_ids") or []
-        count = (answer.get("meta_info") or {}).get("completion_tokens")
+        ids, meta = answer.get("output_ids") or [], answer.get("meta_info") or {}
+        count = meta.get("completion_tokens")
         if count is not None and count != len(ids):
             raise EngineError(
                 f"its stream tells of {count} tokens and holds {len(ids)}",
@@ -320,7 +321,7 @@ async def _last_of_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens,
                 remedy="start the engine without incremental streaming: each event must hold all tokens",
             )
         if len(ids) > seen:
-            on_tokens(ids[seen:])
+            on_tokens(ids[seen:], [entry[0] for entry in meta.get("output_token_logprobs", ())[seen:]])
             seen = len(ids)
     if answer is None or not answer.get("meta_info", {}).get("finish_reason"):
         raise EngineUnavailableError("its stream ended before the answer did", place=url)

@@ -244,9 +244,10 @@ def test_tokens_are_told_as_they_come():
     told = []
     slow = ScriptedAnswer(token_ids=[70, 71, 72], token_latency=0.05)
     with scripted(lambda call: slow) as server:
-        answer = call(server.url, on_tokens=told.append)
+        answer = call(server.url, on_tokens=lambda *new: told.append(new))
     assert len(told) > 1
-    assert [token for ids in told for token in ids] == answer.output_ids == [70, 71, 72]
+    assert [token for ids, _ in told for token in ids] == answer.output_ids == [70, 71, 72]
+    assert [value for _, values in told for value in values] == answer.log_probs
     assert answer.log_probs == [scripted_logprob(token) for token in (70, 71, 72)]
     assert answer.finish_reason == "stop"
 
@@ -260,9 +261,9 @@ def test_a_stream_that_dies_is_not_begun_again():
     told = []
     dying = ScriptedAnswer(text="abcdef", token_latency=0.05, die_after=2)
     with scripted(lambda call: dying) as server, pytest.raises(EngineUnavailableError):
-        call(server.url, on_tokens=told.append)
+        call(server.url, on_tokens=lambda *new: told.append(new))
     assert len(server.engine.calls) == 1
-    assert sum(map(len, told)) <= 2
+    assert sum(len(ids) for ids, _ in told) <= 2
 
 
 @pytest.mark.parametrize(
@@ -286,7 +287,7 @@ def test_a_stream_without_its_end_is_an_error(events, error, message):
         return response
 
     async def generate(engine):
-        return await engine.generate(PROMPT, {"max_new_tokens": 8}, timeout=20.0, on_tokens=lambda ids: None)
+        return await engine.generate(PROMPT, {"max_new_tokens": 8}, timeout=20.0, on_tokens=lambda *new: None)
 
     with pytest.raises(error, match=message):
         with_raw(handler, generate)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aiohttp import web
@@ -37,6 +37,7 @@ from slime.errors import (
     EngineRequestError,
     EngineUnavailableError,
 )
+from slime.utils.engine_client import OnTokens
 from slime.utils.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ OPEN_SECONDS = 1.0
 """A stream is opened after so much time without a token: failures before that keep their status."""
 TOO_LONG = ("context length", "longer than the model", "is too long", "maximum allowed length")
 
-Generate: TypeAlias = Callable[[Callable[[list[int]], None] | None], Awaitable[Generation]]
+Generate: TypeAlias = Callable[[OnTokens | None], Awaitable[Generation]]
 Record: TypeAlias = Callable[[TurnRecord, Message], Turn]
 
 
@@ -65,6 +66,7 @@ class Exchange:
         record: keeps the turn.
         keep_reply: keeps the answer to it, for a client that does not get it and asks again.
         count_reasoning: tokens of a reasoning text.
+        told_ids: what the engine has streamed so far, and `told_log_probs` its log-probs.
     """
 
     protocol: WireProtocol
@@ -77,6 +79,8 @@ class Exchange:
     count_reasoning: Callable[[str], int]
     connection: Connection
     writer: ReplyWriter
+    told_ids: list[int] = field(default_factory=list)
+    told_log_probs: list[float] = field(default_factory=list)
     is_recorded: bool = False
 
     async def run(self) -> web.StreamResponse:
@@ -103,7 +107,13 @@ class Exchange:
 
     async def _streamed(self, writer: ReplyWriter) -> Generation:
         queue: asyncio.Queue[list[int] | None] = asyncio.Queue()
-        task = asyncio.ensure_future(self.generate(queue.put_nowait))
+
+        def told(ids: list[int], log_probs: list[float]) -> None:
+            self.told_ids.extend(ids)
+            self.told_log_probs.extend(log_probs)
+            queue.put_nowait(ids)
+
+        task = asyncio.ensure_future(self.generate(told))
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (ids := await self._next(queue, writer)) is not None:
@@ -174,13 +184,14 @@ class Exchange:
         return response
 
     def _record_broken(self, writer: ReplyWriter) -> None:
-        if not self.output.ids:
+        if not self.told_ids:
             return
         self._write(writer, self.output.finish())
         record = TurnRecord(
             self.prompt.ids,
-            self.output.ids,
+            self.told_ids,
             "abort",
+            self.told_log_probs,
             origin=self.request.origin.kind,
             agent=self.request.origin.agent,
             handles=writer.handles,

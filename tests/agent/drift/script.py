@@ -305,9 +305,9 @@ def as_text(answer):
     return Answer(f"{answer.text.strip()}\nCalling tools:\n{shown}")
 
 
-def broken_off(text, role="user"):
-    """A piece of the turn, and a note behind it."""
-    return lambda answer: [replace(answer, source=None), Note(role, text)]
+def broken_off(note):
+    """Less than the client got of the turn, and a note behind it."""
+    return lambda answer: [replace(answer, text=answer.text[:3], source=None), Note("user", note)]
 
 
 def both(*keeps):

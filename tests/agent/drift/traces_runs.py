@@ -67,7 +67,7 @@ RUNS = {
         segments=("wipe", "wipe", "final"),
     ),
     # Broken turns
-    "the user interrupts and the client keeps what it got": Trace(
+    "the user interrupts and the client keeps some of what it got": Trace(
         steps=(
             say("Go."),
             Turn(says("", READ, think="Hm.")),

@@ -22,10 +22,11 @@ CASES = [
     *((1, 5, "small"), (32, 5, "small"), (256, 5, "small")),
     *((1, 5, "cc"), (32, 3, "cc"), (256, 2, "cc")),
 ]
-WORDS = (
-    "the file function returns value when test fails path class method error import line module assert "
-    "before after index data check config parse request session token model"
-).split(" ")
+WORDS = [
+    *("the", "file", "function", "returns", "value", "when", "test", "fails", "path", "class", "method"),
+    *("error", "import", "line", "module", "assert", "before", "after", "index", "data", "check", "config"),
+    *("parse", "request", "session", "token", "model"),
+]
 
 
 def words(count, seed):

@@ -55,6 +55,9 @@ def text_encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:
     """
     if not hasattr(tokenizer, "added_tokens_decoder"):
         return None
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None and fast.truncation is None and fast.padding is None:
+        return lambda text: list(fast.encode_batch_fast([text], add_special_tokens=False)[0].ids)
     if _takes_plain(getattr(tokenizer, "encode", None)):
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
     if _takes_plain(tokenizer):

@@ -9,8 +9,7 @@ protocol.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import orjson
@@ -34,19 +33,22 @@ def template_message(message: Mapping[str, Any]) -> Message:
     return {name: value for name, value in message.items() if name != HANDLES}
 
 
-def match_key(message: Mapping[str, Any]) -> bytes:
-    """A digest that two messages share when they say the same; handles and tool call ids do not count.
+def match_key(message: Mapping[str, Any]) -> int:
+    """A hash that two messages share when they say the same; handles and tool call ids do not count.
 
     Text counts without surrounding white space, an assistant message without its reasoning: clients trim the
-    one and drop the other.
+    one and drop the other. The hash is keyed anew in each process.
     """
-    role, content = message.get("role"), message.get("content")
-    said = content.strip() if isinstance(content, str) else content or ""
-    calls = [_call_key(call) for call in message.get("tool_calls") or ()]
-    raw = orjson.dumps([role, said, calls], option=orjson.OPT_SORT_KEYS, default=str)
-    return hashlib.blake2b(raw, digest_size=16).digest()
+    content = message.get("content") or ""
+    said = content.strip() if isinstance(content, str) else _written(content)
+    calls = message.get("tool_calls")
+    return hash((message.get("role"), said, tuple(map(_call_key, calls)) if calls else ()))
 
 
-def _call_key(call: Mapping[str, Any]) -> Sequence[Any]:
+def _call_key(call: Mapping[str, Any]) -> tuple[Any, bytes]:
     function = call.get("function") or {}
-    return (function.get("name"), function.get("arguments"))
+    return function.get("name"), _written(function.get("arguments"))
+
+
+def _written(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS, default=str)

@@ -179,7 +179,7 @@ def _segments(rows: Sequence[Row], tree: MessageTree) -> list[str]:
     """Why each row exists: ``subagent``, ``final`` (the main chain that went on longest), or ``wipe``."""
     nodes = {node.turn: node for node in tree.turns}
     mains = [node for node in tree.turns if _origin(node) == "main"]
-    opening = _opening(mains[0]) if mains else b""
+    opening = _opening(mains[0]) if mains else ()
 
     def is_subagent(turn: Turn) -> bool:
         is_unnamed = turn.origin == "main" and not turn.agent
@@ -199,10 +199,10 @@ def _origin(node: Node) -> str:
     return node.turn.origin if node.turn is not None else ""
 
 
-def _opening(node: Node) -> bytes:
-    """Digest of the system prompt that begins a history: clients that name no agents give each its own."""
+def _opening(node: Node) -> tuple[int, ...]:
+    """The keys of the system prompt that begins a history: clients that name no agents give each its own."""
     path = (node for node in node.path() if node.role != TOOLS_ROLE)
-    return b"".join(node.key for node in itertools.takewhile(lambda node: node.role == "system", path))
+    return tuple(node.key for node in itertools.takewhile(lambda node: node.role == "system", path))
 
 
 def _sample(

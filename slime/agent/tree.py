@@ -26,7 +26,7 @@ class Node:
 
     __slots__ = ("children", "is_echo", "is_rewritten", "key", "parent", "repeats", "role", "turn")
 
-    def __init__(self, parent: Node | None, key: bytes, role: str) -> None:
+    def __init__(self, parent: Node | None, key: int, role: str) -> None:
         self.parent = parent
         self.key = key
         self.role = role
@@ -85,7 +85,7 @@ class MessageTree:
     """
 
     def __init__(self, *, merges: bool) -> None:
-        self.root = Node(None, b"", "")
+        self.root = Node(None, 0, "")
         self.turns: list[Node] = []
         self._merges = merges
         self._by_handle: dict[str, Node] = {}
@@ -184,6 +184,6 @@ class MessageTree:
         return answers[0]
 
 
-def _last(node: Node, key: bytes) -> Node | None:
+def _last(node: Node, key: int) -> Node | None:
     """The newest child with this key: of two equal answers a client goes on from the one that it got last."""
     return next((child for child in reversed(node.children) if child.key == key), None)

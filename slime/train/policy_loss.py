@@ -6,10 +6,13 @@ Invariant: every value is per token [T]; aggregation happens elsewhere, by weigh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from slime.train.kl import KlType, kl_estimate
+
+Surrogate = Literal["ppo", "gspo", "cispo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,10 @@ class PolicyLoss:
         kl_coef: weight of the KL term.
         unbiased_kl: multiply the estimate by the ratio.
         tis: bounds (low, high) of the truncated importance weight; None is off.
+        surrogate: what the clip acts on: the token's ratio (``ppo``), the rollout's (``gspo``), or the
+            detached factor of log pi (``cispo``).
+        opsm_delta: off-policy sequence masking: tokens with negative advantage do not train in rollouts whose
+            mean of log pi_old - log pi exceeds this; None is off.
     """
 
     clip_low: float = 0.2
@@ -34,11 +41,25 @@ class PolicyLoss:
     kl_coef: float = 0.0
     unbiased_kl: bool = False
     tis: tuple[float, float] | None = None
+    surrogate: Surrogate = "ppo"
+    opsm_delta: float | None = None
+
+    @property
+    def needs_sequence_ratio(self) -> bool:
+        """Whether `PolicyTokens.sequence_log_ratio` is read."""
+        return self.surrogate == "gspo" or self.opsm_delta is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTokens:
-    """What the loss needs of T trained tokens; every tensor is [T]."""
+    """What the loss needs of T trained tokens; every tensor is [T].
+
+    Attributes:
+        sequence_log_ratio: mean of log pi - log pi_old over all trained tokens of the token's rollout, under
+            the weights that the step starts from (`slime.train.sequence`); a constant. Zero where the step is
+            exactly on-policy.
+        correction: factor of the policy-gradient term (`slime.train.corrections`); a constant.
+    """
 
     log_probs: torch.Tensor
     old_log_probs: torch.Tensor
@@ -46,23 +67,37 @@ class PolicyTokens:
     entropy: torch.Tensor
     ref_log_probs: torch.Tensor | None = None
     rollout_log_probs: torch.Tensor | None = None
+    sequence_log_ratio: torch.Tensor | None = None
+    correction: torch.Tensor | None = None
 
 
 def policy_losses(tokens: PolicyTokens, loss: PolicyLoss) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Loss [T] and detached metrics, each [T].
 
-    loss = w * pg - entropy_coef * H + kl_coef * KL, with r = exp(log pi - log pi_old),
-    pg = max(-r A, -clip(r) A) (PPO, arXiv:1707.06347, equation 7) and, for A < 0, at most -c A
-    (dual clip, arXiv:1912.09729, equation 5).
+    loss = w * pg - entropy_coef * H + kl_coef * KL, with w the product of the weights and masks that are on.
+
+    * ppo: r = exp(log pi - log pi_old), pg = max(-r A, -clip(r) A) (arXiv:1707.06347, equation 7) and, for
+      A < 0, at most -c A (dual clip, arXiv:1912.09729, equation 5).
+    * gspo: the same with the rollout's ratio; see `sequence_ratio`.
+    * cispo: see `clipped_weight_loss`.
+
+    Raises:
+        ValueError: log-probs or the sequence ratio that a declared term needs are missing.
     """
     log_ratio = tokens.log_probs - tokens.old_log_probs
     ratio = log_ratio.exp()
-    pg_loss, clipped = clipped_surrogate(ratio, tokens.advantages, loss)
+    pg_loss, clipped = _surrogate_loss(tokens, ratio, loss)
     metrics = {"pg_clipfrac": clipped, "ppo_kl": -log_ratio}
+    if loss.opsm_delta is not None:
+        dropped = off_policy_sequences(tokens, loss.opsm_delta)
+        pg_loss = pg_loss.masked_fill(dropped, 0.0)
+        metrics["opsm_clipfrac"] = dropped.to(ratio.dtype)
     if loss.tis is not None:
         weight, weight_metrics = truncated_importance(tokens, loss.tis)
         pg_loss = pg_loss * weight
         metrics |= weight_metrics | {"ois": ratio}
+    if tokens.correction is not None:
+        pg_loss = pg_loss * tokens.correction
     total = pg_loss
     if loss.entropy_coef:
         total = total - loss.entropy_coef * tokens.entropy
@@ -72,6 +107,47 @@ def policy_losses(tokens: PolicyTokens, loss: PolicyLoss) -> tuple[torch.Tensor,
         metrics["kl_loss"] = kl
     metrics |= {"loss": total, "pg_loss": pg_loss, "entropy_loss": tokens.entropy}
     return total, {name: value.detach() for name, value in metrics.items()}
+
+
+def _surrogate_loss(
+    tokens: PolicyTokens, ratio: torch.Tensor, loss: PolicyLoss
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if loss.surrogate == "cispo":
+        return clipped_weight_loss(ratio, tokens.log_probs, tokens.advantages, loss)
+    if loss.surrogate == "gspo":
+        ratio = sequence_ratio(tokens)
+    return clipped_surrogate(ratio, tokens.advantages, loss)
+
+
+def sequence_ratio(tokens: PolicyTokens) -> torch.Tensor:
+    """GSPO: s = exp(mean over the rollout of log pi - log pi_old) at each token, sg(s) pi_t / sg(pi_t).
+
+    Its gradient is s grad log pi_t, so that the mean over the rollout's tokens of a loss of it has the
+    gradient of that loss of s itself, in whatever micro-batches the tokens are. With advantages that differ
+    inside the rollout it is GSPO-token. Source: arXiv:2507.18071, equations 7 and 14.
+    """
+    value = _needed(tokens.sequence_log_ratio, "GSPO needs the mean log-ratio of the rollouts").detach()
+    return (value + tokens.log_probs - tokens.log_probs.detach()).exp()
+
+
+def clipped_weight_loss(
+    ratio: torch.Tensor, log_probs: torch.Tensor, advantages: torch.Tensor, loss: PolicyLoss
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """CISPO: -sg(clip(r)) A log pi per token, and 1.0 where the weight was clipped.
+
+    Every token keeps a gradient. Source: MiniMax-M1, arXiv:2506.13585, equations 4 and 5.
+    """
+    weight = ratio.detach().clamp(1 - loss.clip_low, 1 + loss.clip_high)
+    return -weight * advantages * log_probs, (weight != ratio.detach()).to(ratio.dtype)
+
+
+def off_policy_sequences(tokens: PolicyTokens, delta: float) -> torch.Tensor:
+    """True [T] where A < 0 and the rollout's mean of log pi_old - log pi exceeds `delta`.
+
+    Source: off-policy sequence masking of DeepSeek-V3.2, arXiv:2512.02556.
+    """
+    mean = _needed(tokens.sequence_log_ratio, "off-policy masking needs the mean log-ratio of the rollouts")
+    return (tokens.advantages < 0) & (-mean > delta)
 
 
 def clipped_surrogate(
@@ -98,10 +174,11 @@ def truncated_importance(
     Raises:
         ValueError: the tokens carry no engine log-probs.
     """
-    if tokens.rollout_log_probs is None:
-        raise ValueError("truncated importance sampling needs the log-probs of the engine")
     low, high = bounds
-    raw = (tokens.old_log_probs - tokens.rollout_log_probs).detach().exp()
+    engine = _needed(
+        tokens.rollout_log_probs, "truncated importance sampling needs the log-probs of the engine"
+    )
+    raw = (tokens.old_log_probs - engine).detach().exp()
     weight = raw.clamp(low, high)
     return weight, {
         "tis": raw,
@@ -115,3 +192,9 @@ def _kl_term(tokens: PolicyTokens, loss: PolicyLoss, ratio: torch.Tensor) -> tor
         raise ValueError("the KL term needs the log-probs of the reference model")
     importance = ratio if loss.unbiased_kl else None
     return kl_estimate(tokens.log_probs, tokens.ref_log_probs, loss.kl_type, importance_ratio=importance)
+
+
+def _needed(tensor: torch.Tensor | None, message: str) -> torch.Tensor:
+    if tensor is None:
+        raise ValueError(message)
+    return tensor

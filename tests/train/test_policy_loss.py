@@ -58,6 +58,37 @@ def test_truncated_importance_weights_the_policy_term_only():
     assert metrics["tis_clipfrac"].tolist() == [1, 0]
 
 
+def test_cispo_clips_the_weight_and_keeps_every_gradient():
+    batch = tokens([math.log(3.0), math.log(0.1)], [0.0, 0.0], [1.0, -1.0])
+    batch.log_probs.requires_grad_()
+    found, metrics = policy_losses(batch, PolicyLoss(surrogate="cispo", clip_low=0.5, clip_high=1.0))
+    found.sum().backward()
+    assert batch.log_probs.grad.tolist() == pytest.approx([-2.0, 0.5])
+    assert found.tolist() == pytest.approx([-2.0 * math.log(3.0), 0.5 * math.log(0.1)])
+    assert metrics["pg_clipfrac"].tolist() == [1, 1]
+
+
+def test_opsm_drops_bad_tokens_of_rollouts_that_are_far_off_policy():
+    batch = tokens([-1.0] * 3, [-1.0] * 3, [-1.0, 1.0, -1.0], sequence_log_ratio=[-0.5, -0.5, -0.01])
+    found, metrics = losses(batch, opsm_delta=0.1)
+    assert found == [0.0, -1.0, 1.0]
+    assert metrics["opsm_clipfrac"].tolist() == [1, 0, 0]
+
+
+def test_a_given_correction_multiplies_the_policy_term_only():
+    batch = tokens([-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0], correction=[0.5, 0.0])
+    assert losses(batch, entropy_coef=1.0)[0] == [-0.5 - 0.5, -0.5]
+
+
+def test_what_needs_the_first_pass_says_so():
+    assert PolicyLoss(surrogate="gspo").needs_sequence_ratio
+    assert PolicyLoss(opsm_delta=0.1).needs_sequence_ratio
+    assert not PolicyLoss(surrogate="cispo").needs_sequence_ratio
+    for terms in ({"surrogate": "gspo"}, {"opsm_delta": 0.1}):
+        with pytest.raises(ValueError, match="needs the mean log-ratio"):
+            losses(tokens([0.0], [0.0], [1.0]), **terms)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5), ("low_var_kl", math.exp(-0.5) - 0.5)],

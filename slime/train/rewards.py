@@ -1,0 +1,235 @@
+"""What a reward may be, and where in its rollout it falls.
+
+A reward is one number for the row, a number a turn, or a number a response token. Invariant: a rollout's
+rewards, seen from its trained tokens in order, are the same however the rollout is cut into rows.
+Torch-free; knows no baselines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TypeAlias
+
+from slime.errors import RewardError
+from slime.train.batch import TrainSample
+
+# Reward / K was rounded once by its author; more digits than these cannot be recovered from the K parts.
+_SUM_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRewards:
+    """One reward a turn of the row: an unbroken run of trained tokens. It is paid at the last of them."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRewards:
+    """One reward a response token; 0.0 on tokens that do not train."""
+
+    values: tuple[float, ...]
+
+
+Reward: TypeAlias = float | TurnRewards | TokenRewards
+
+
+def read_reward(value: object, *, place: str) -> Reward:
+    """What a reward hook returned, as a `Reward`.
+
+    Args:
+        value: a number, ``{"turns": [...]}`` or ``{"tokens": [...]}``; what ``--reward-key`` chose, if set.
+        place: names the rollout and sample in errors.
+
+    Raises:
+        RewardError: another form, or a number that is not finite.
+    """
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, Mapping) and len(value) == 1:
+        kind, numbers = next(iter(value.items()))
+        if kind in ("turns", "tokens") and _finite_numbers(numbers):
+            listed = tuple(map(float, numbers))
+            return TurnRewards(listed) if kind == "turns" else TokenRewards(listed)
+    raise RewardError(
+        f"the reward {value!r} is no finite number and no list of them",
+        place=place,
+        remedy='return a number, {"turns": [...]} or {"tokens": [...]}; raise where there is no reward',
+    )
+
+
+def reward_of(sample: TrainSample) -> Reward:
+    """The row's reward, checked.
+
+    Raises:
+        RewardError: not finite, not one a turn or token, or on a token that does not train.
+    """
+    reward: object = sample.reward
+    if isinstance(reward, TurnRewards | TokenRewards):
+        _check_listed(sample, reward)
+        return reward
+    return read_reward(reward, place=_place(sample))
+
+
+def token_rewards(siblings: Sequence[TrainSample]) -> list[list[float]]:
+    """Rewards of a rollout at its response tokens; the sum from a trained token onward is what it earned.
+
+    Listed rewards stay where they are. One number for all rows is paid once, at the rollout's last trained
+    token. Numbers that differ between rows (credit per segment) are paid as differences at the end of each
+    row, so that every trained token still sees the number of its own row: r_k = (r_k - r_{k+1}) + ... + r_K.
+
+    Args:
+        siblings: all voting rows of one rollout, in order.
+
+    Returns:
+        For each row, one number a response token.
+
+    Raises:
+        RewardError: see `reward_of`; or numbers and lists in one rollout.
+    """
+    rewards = [reward_of(sample) for sample in siblings]
+    listed = [isinstance(reward, TurnRewards | TokenRewards) for reward in rewards]
+    if any(listed) and not all(listed):
+        number, other = siblings[listed.index(False)], siblings[listed.index(True)]
+        raise RewardError(
+            f"its reward is one number, that of sample {other.index} is a list",
+            place=_place(number),
+            remedy="give all samples of a rollout the same form of reward",
+        )
+    placed = [_listed_tokens(sample) for sample in siblings]
+    if not any(listed):
+        _pay_differences(siblings, placed)
+    return placed
+
+
+def reward_rows(siblings: Sequence[TrainSample]) -> list[TrainSample]:
+    """Rows that say by one number each what the rollout's tokens earned from there on.
+
+    A rollout with one number a row is returned as it is. One with listed rewards becomes a row for each run
+    of trained tokens with one sum of rewards to come, all under the index of its first row.
+
+    Raises:
+        RewardError: see `token_rewards`.
+    """
+    placed = token_rewards(siblings)
+    if not isinstance(reward_of(siblings[0]), TurnRewards | TokenRewards):
+        return list(siblings)
+    rewards = [
+        r for row, s in zip(placed, siblings, strict=True) for r in itertools.compress(row, s.loss_mask)
+    ]
+    if not rewards:
+        return [replace(siblings[0], reward=0.0)]
+    runs = [(to_go, len(list(run))) for to_go, run in itertools.groupby(rewards_to_go(rewards))]
+    return [
+        replace(siblings[0], tokens=(), response_length=size, loss_mask=(1,) * size, reward=to_go)
+        for to_go, size in runs
+    ]
+
+
+def rewards_to_go(rewards: Sequence[float]) -> list[float]:
+    """Sum of each reward and all after it, exact before the one rounding."""
+    total = Fraction(0)
+    found = []
+    for reward in reversed(rewards):
+        total += Fraction(reward)
+        found.append(float(total))
+    return found[::-1]
+
+
+def rollout_rows(samples: Sequence[TrainSample]) -> dict[int, list[TrainSample]]:
+    """Voting rows by rollout id, both ascending: rollouts by id, their rows by index."""
+    rows: dict[int, list[TrainSample]] = defaultdict(list)
+    for sample in sorted(samples, key=lambda s: (s.rollout_id, s.index)):
+        if sample.votes:
+            rows[sample.rollout_id].append(sample)
+    return dict(rows)
+
+
+def sum_sibling_rewards(samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """Rows that carry their rollout's reward, from rows that each carry a share (``--sibling-reward sum``).
+
+    For rewards written as reward / K on each of K samples. Samples that were removed from training still
+    hold their share. The sum is rounded to 12 significant digits, as the shares were rounded: 0.3 in 7
+    parts is 0.3 again. Listed rewards add up by themselves and are left alone.
+
+    Args:
+        samples: all rows of the batch, in any order; the result keeps it.
+
+    Raises:
+        RewardError: a voting row without a finite reward.
+    """
+    shares: dict[int, list[Fraction]] = defaultdict(list)
+    for sample in samples:
+        reward = reward_of(sample) if sample.votes else sample.reward
+        if isinstance(reward, int | float) and math.isfinite(reward):
+            shares[sample.rollout_id].append(Fraction(reward))
+    totals = {rollout: float(f"{float(sum(parts)):.{_SUM_DIGITS}g}") for rollout, parts in shares.items()}
+    return [
+        replace(sample, reward=totals[sample.rollout_id])
+        if sample.votes and isinstance(sample.reward, int | float)
+        else sample
+        for sample in samples
+    ]
+
+
+def turn_ends(loss_mask: Sequence[int]) -> list[int]:
+    """Positions of the last token of each unbroken run of trained tokens."""
+    pairs = itertools.pairwise([*loss_mask, 0])
+    return [t for t, (mask, after) in enumerate(pairs) if mask and not after]
+
+
+def _listed_tokens(sample: TrainSample) -> list[float]:
+    reward = reward_of(sample)
+    if isinstance(reward, TokenRewards):
+        return list(reward.values)
+    placed = [0.0] * sample.response_length
+    if isinstance(reward, TurnRewards):
+        for position, value in zip(turn_ends(sample.loss_mask), reward.values, strict=True):
+            placed[position] = value
+    return placed
+
+
+def _pay_differences(siblings: Sequence[TrainSample], placed: Sequence[list[float]]) -> None:
+    trained = [(s, row) for s, row in zip(siblings, placed, strict=True) if s.trained_tokens]
+    after = 0.0
+    for sample, row in reversed(trained):
+        row[turn_ends(sample.loss_mask)[-1]] = sample.reward - after
+        after = sample.reward
+
+
+def _check_listed(sample: TrainSample, reward: TurnRewards | TokenRewards) -> None:
+    turns = len(turn_ends(sample.loss_mask))
+    unit, needed = ("turn", turns) if isinstance(reward, TurnRewards) else ("token", sample.response_length)
+    if len(reward.values) != needed:
+        raise RewardError(
+            f"{len(reward.values)} rewards, one a {unit}, for {needed} {unit}s "
+            f"(response of {sample.response_length} tokens, {turns} turns of trained ones)",
+            place=_place(sample),
+        )
+    if not _finite_numbers(reward.values):
+        raise RewardError(f"its rewards of {needed} {unit}s are not all finite numbers", place=_place(sample))
+    if isinstance(reward, TokenRewards):
+        stray = [
+            t for t, (r, m) in enumerate(zip(reward.values, sample.loss_mask, strict=True)) if r and not m
+        ]
+        if stray:
+            raise RewardError(
+                f"reward on response token {stray[0]} of {needed}, which does not train",
+                place=_place(sample),
+                remedy="put it on the trained token that earned it",
+            )
+
+
+def _finite_numbers(values: object) -> bool:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        return False
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+
+
+def _place(sample: TrainSample) -> str:
+    return f"rollout {sample.rollout_id}, sample {sample.index}"

@@ -79,10 +79,10 @@ def test_a_limit_of_items_makes_no_more_micro_batches_than_it_must(sizes, ranks,
     assert len(dealt[0]) == -(-batches // (ranks * group)) * group
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 5))
-def test_a_cap_makes_less_than_twice_the_micro_batches_that_its_tokens_need(sizes, ranks):
-    dealt = spread(items_of(sizes), ranks=ranks, group=1, limits=Limits(tokens=1000))
-    assert len(dealt[0]) <= 2 * -(-sum(sizes) // 1000) / ranks + 1
+@given(COSTS)
+def test_a_cap_makes_less_than_twice_the_micro_batches_that_its_tokens_need(sizes):
+    dealt = spread(items_of(sizes), ranks=1, group=1, limits=Limits(tokens=1000))
+    assert len(dealt[0]) < 2 * sum(sizes) / 1000 + 1
 
 
 @given(st.integers(1, 40), st.integers(1, 5))

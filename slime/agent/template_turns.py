@@ -98,6 +98,9 @@ class TurnFinder:
             )
         self._ends = _any_of(report.next_roles or report.ends)
         self._call_ends = _any_of(report.next_roles or report.call_ends)
+        exchange = [_message("user", USER), _message("assistant", SAID)]
+        tail = self._text(exchange, generate=False).rpartition(SAID)[2]
+        self._has_own_ends = special.search(tail) is not None
         self._headers = self._probe_headers()
         self.structure = self._check()
 
@@ -183,12 +186,27 @@ class TurnFinder:
         """Where the end of a turn begins, and the token that ends it if the model samples it."""
         mark = self._mark(position)
         pattern = self._call_ends if calls else self._ends
-        found = pattern.search(text, text.rindex(mark, 0, limit) + len(mark), limit)
-        if found is None:
-            is_open = self._report.ends_with_next_role and limit == len(text)
-            return (limit, "") if is_open else None
-        sampled = found.group() in (*self._report.ends, *self._report.call_ends)
-        return found.start(), found.group() if sampled else ""
+        last = text.rindex(mark, 0, limit) + len(mark)
+        found = pattern.search(text, last, limit)
+        if self._report.ends_with_next_role:
+            return self._end_before(text, last, limit, found)
+        return (found.start(), found.group()) if found else None
+
+    def _end_before(
+        self, text: str, last: int, limit: int, next_role: re.Match[str] | None
+    ) -> tuple[int, str] | None:
+        """As `_end`, where the probe found no end that turns have in common.
+
+        They end with the marker of the next message, or with one token in history and another at the end.
+        """
+        if next_role is None and limit < len(text):
+            return None
+        behind = next_role.start() if next_role else limit
+        own = list(self._special.finditer(text, last, behind))
+        if own and self._has_own_ends:
+            return own[-1].start(), own[-1].group()
+        sampled = next_role is not None and next_role.group() in self._report.ends
+        return behind, next_role.group() if next_role and sampled else ""
 
     def _opened(self, text: str, start: int, before: str | None) -> int:
         """`start`, behind what the generation prompt would have opened there (reasoning, or none of it)."""

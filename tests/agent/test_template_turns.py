@@ -19,6 +19,31 @@ def finder(name, template=None):
     return TurnFinder(Renderer(tokenizer, {}), report, TextEncoder(tokenizer, lambda text: False).special)
 
 
+CHANNELS = r"""
+{{- '<|start|>system<|message|>You are a model.<|end|>' }}
+{%- set ns = namespace(called='', user=-1) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{%- set ns.user = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{%- if message.reasoning_content and loop.index0 > ns.user %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.reasoning_content + '<|end|>' }}{%- endif %}
+{%- if message.tool_calls %}
+{%- set call = message.tool_calls[0].function %}{%- set ns.called = call.name %}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- (call.arguments | tojson) + '<|call|>' }}
+{%- elif loop.last and not add_generation_prompt %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|return|>' }}
+{%- else %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}{%- endif %}
+{%- elif message.role == 'tool' %}
+{{- '<|start|>functions.' + ns.called + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- (message.content | tojson) + '<|end|>' }}
+{%- else %}{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
+
 def talk(*texts):
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
@@ -64,6 +89,23 @@ def test_turns_that_do_not_begin_as_generations_do_are_refused_at_start():
     template += "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>robot\n' }}{% endif %}"
     with pytest.raises(ModelError, match="generation prompt ends with 'robot"):
         finder("chatml", template)
+
+
+def test_a_turn_of_several_parts_is_one_turn_with_the_end_that_it_has():
+    function = {"name": "ls", "arguments": {"path": "x"}}
+    call = {"id": "call_a", "type": "function", "function": function}
+    messages = [
+        *talk("a", "b", "c"),
+        {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_a", "content": "<|end|>"},
+        {"role": "assistant", "content": "d", "reasoning_content": "so"},
+    ]
+    assert found(finder("harmony", CHANNELS), messages) == [
+        "<|channel|>final<|message|>b<|end|>",
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant to=functions.ls"
+        '<|channel|>commentary json<|message|>{"path": "x"}<|call|>',
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>d<|return|>",
+    ]
 
 
 def test_pieces_are_the_whole_text():

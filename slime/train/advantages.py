@@ -8,6 +8,7 @@ Knows rewards and log-probs; knows no loss, model or optimizer.
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +19,9 @@ import torch
 
 from slime.train.batch import TrainSample
 from slime.train.kl import KlType, kl_estimate
-from slime.train.normalise import Advantages, group_advantages
+from slime.train.normalise import STD_EPSILON, Advantages, group_advantages
 from slime.train.returns import discounted_sums, gae, whiten
-from slime.train.rewards import reward_rows, token_rewards
+from slime.train.rewards import is_listed, token_rewards
 from slime.train.stream import RowValues, TokenStream
 
 EstimatorName = Literal[
@@ -136,7 +137,7 @@ def token_advantages(
             rollout, sample and lengths.
     """
     stream, given = TokenStream.of(samples), inputs or TokenInputs()
-    rows = _numbered_rows(stream)
+    rows, beyond = _reward_rows(stream)
     votes = _votes(rows, estimator)
     metrics: dict[str, torch.Tensor] = {}
     penalty = torch.zeros(int(stream.lengths.sum()), dtype=torch.float64)
@@ -147,7 +148,8 @@ def token_advantages(
         advantages, returns = _from_returns(stream, given, estimator, penalty)
     else:
         by_row = _leave_one_out(rows, votes) if estimator.name == "rloo" else votes.by_index
-        advantages, returns = _spread(rows, by_row) - penalty, None
+        advantages = _spread(rows, by_row) + beyond / _spread(rows, _scales(rows, votes, estimator)) - penalty
+        returns = None
     if estimator.whiten or estimator.name in _ALWAYS_WHITENED:
         advantages = whiten(advantages)
     if estimator.distillation_coef:
@@ -176,10 +178,7 @@ def _from_returns(
     stream: TokenStream, given: TokenInputs, estimator: Estimator, penalty: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns [T] of the estimators that look at the rollout's rewards in time."""
-    placed = [row for siblings in stream.rollouts.values() for row in token_rewards(siblings)]
-    rewards = (
-        torch.tensor([*itertools.chain.from_iterable(placed)], dtype=torch.float64)[stream.mask] - penalty
-    )
+    rewards = _token_rewards(stream) - penalty
     if estimator.name == "reinforce_plus_plus":
         returns = discounted_sums(rewards, stream.lengths, estimator.gamma)
         return returns, returns
@@ -203,10 +202,49 @@ def _leave_one_out(rows: Sequence[TrainSample], votes: Advantages) -> dict[int, 
     return {row.index: advantage(row) for row in rows}
 
 
-def _numbered_rows(stream: TokenStream) -> list[TrainSample]:
-    """Rows of one reward each, along the line, with their places as indices."""
-    rows = [row for siblings in stream.rollouts.values() for row in reward_rows(siblings)]
-    return [replace(row, index=place) for place, row in enumerate(rows)]
+def _scales(rows: Sequence[TrainSample], votes: Advantages, estimator: Estimator) -> dict[int, float]:
+    """By row: what `group_advantages` divided by."""
+    if not (estimator.normalise_rewards and estimator.scale_by_std and estimator.name in _SCALED):
+        return {row.index: 1.0 for row in rows}
+    members: dict[int, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        members[row.group_index][row.rollout_id] = votes.rollout_rewards[row.rollout_id]
+    deviations = {
+        group: statistics.stdev(found.values()) if len(found) > 1 else 0.0 for group, found in members.items()
+    }
+    scales = {group: value + STD_EPSILON if value else 1.0 for group, value in deviations.items()}
+    return {row.index: scales[row.group_index] for row in rows}
+
+
+def _reward_rows(stream: TokenStream) -> tuple[list[TrainSample], torch.Tensor]:
+    """Rows of one reward each, their places along the line as indices, and [T] what tokens see beyond it.
+
+    A rollout with one number a row keeps its rows, and its tokens see that number. One with listed rewards
+    becomes one row, whose reward is the mean over its trained tokens of the rewards to come.
+    """
+    to_go = discounted_sums(_token_rewards(stream), stream.lengths, 1.0)
+    seen_by = torch.split(to_go, stream.lengths.tolist())
+    rows: list[TrainSample] = []
+    beyond = [to_go.new_zeros(0)]
+    for siblings, seen in zip(stream.rollouts.values(), seen_by, strict=True):
+        mean, listed = _exact_mean(seen), is_listed(siblings)
+        rows += [_with_reward(siblings[0], mean, len(seen))] if listed else siblings
+        beyond.append(seen - mean if listed else torch.zeros_like(seen))
+    return [replace(row, index=place) for place, row in enumerate(rows)], torch.cat(beyond)
+
+
+def _exact_mean(values: torch.Tensor) -> float:
+    """Mean by differences to the first, so that the mean of equal values is that value; 0 of none."""
+    return float(values[0] + (values - values[0]).mean()) if len(values) else 0.0
+
+
+def _with_reward(sample: TrainSample, reward: float, size: int) -> TrainSample:
+    return replace(sample, reward=reward, tokens=(), response_length=size, loss_mask=(1,) * size)
+
+
+def _token_rewards(stream: TokenStream) -> torch.Tensor:
+    placed = [row for siblings in stream.rollouts.values() for row in token_rewards(siblings)]
+    return torch.tensor([*itertools.chain.from_iterable(placed)], dtype=torch.float64)[stream.mask]
 
 
 def _spread(rows: Sequence[TrainSample], by_row: Mapping[int, float]) -> torch.Tensor:

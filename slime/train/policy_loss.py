@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from slime.train.corrections import Mode, Weighting, bounded
 from slime.train.kl import KlType, kl_estimate
 
 Surrogate = Literal["ppo", "gspo", "cispo"]
@@ -26,7 +27,9 @@ class PolicyLoss:
         kl_type: estimator of the KL term; None leaves the term out.
         kl_coef: weight of the KL term.
         unbiased_kl: multiply the estimate by the ratio.
-        tis: bounds (low, high) of the truncated importance weight; None is off.
+        tis: bounds (low, high) of the importance weight of the token; None is off.
+        tis_mode: what the bounds do, as in `Weighting`; ``mask`` is IcePop. Weights of other levels come
+            as `PolicyTokens.correction`.
         surrogate: what the clip acts on: the token's ratio (``ppo``), the rollout's (``gspo``), or the
             detached factor of log pi (``cispo``).
         opsm_delta: off-policy sequence masking: tokens with negative advantage do not train in rollouts whose
@@ -41,6 +44,7 @@ class PolicyLoss:
     kl_coef: float = 0.0
     unbiased_kl: bool = False
     tis: tuple[float, float] | None = None
+    tis_mode: Mode = "clip"
     surrogate: Surrogate = "ppo"
     opsm_delta: float | None = None
 
@@ -93,7 +97,7 @@ def policy_losses(tokens: PolicyTokens, loss: PolicyLoss) -> tuple[torch.Tensor,
         pg_loss = pg_loss.masked_fill(dropped, 0.0)
         metrics["opsm_clipfrac"] = dropped.to(ratio.dtype)
     if loss.tis is not None:
-        weight, weight_metrics = truncated_importance(tokens, loss.tis)
+        weight, weight_metrics = truncated_importance(tokens, loss.tis, mode=loss.tis_mode)
         pg_loss = pg_loss * weight
         metrics |= weight_metrics | {"ois": ratio}
     if tokens.correction is not None:
@@ -164,9 +168,9 @@ def clipped_surrogate(
 
 
 def truncated_importance(
-    tokens: PolicyTokens, bounds: tuple[float, float]
+    tokens: PolicyTokens, bounds: tuple[float, float], *, mode: Mode = "clip"
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weight pi_old(trainer) / pi(engine) clamped to `bounds`, without gradient, and its metrics.
+    """Weight pi_old(trainer) / pi(engine) within `bounds`, without gradient, and its metrics.
 
     Source: truncated importance sampling for the engine-trainer gap, Yao et al. (2025),
     https://fengyao.notion.site/off-policy-rl.
@@ -179,7 +183,7 @@ def truncated_importance(
         tokens.rollout_log_probs, "truncated importance sampling needs the log-probs of the engine"
     )
     raw = (tokens.old_log_probs - engine).detach().exp()
-    weight = raw.clamp(low, high)
+    weight = bounded(raw, Weighting(mode=mode, low=low, high=high))
     return weight, {
         "tis": raw,
         "tis_clipfrac": (weight != raw).to(raw.dtype),

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from numbers import Real
 from typing import TypeAlias
 
 from slime.errors import RewardError
@@ -49,7 +50,7 @@ def read_reward(value: object, *, place: str) -> Reward:
     Raises:
         RewardError: another form, or a number that is not finite.
     """
-    if isinstance(value, int | float) and math.isfinite(value):
+    if isinstance(value, Real) and math.isfinite(value):
         return float(value)
     if isinstance(value, Mapping) and len(value) == 1:
         kind, numbers = next(iter(value.items()))
@@ -101,44 +102,16 @@ def token_rewards(siblings: Sequence[TrainSample]) -> list[list[float]]:
             place=_place(number),
             remedy="give all samples of a rollout the same form of reward",
         )
-    placed = [_listed_tokens(sample) for sample in siblings]
+    placed = [_listed_tokens(sample, reward) for sample, reward in zip(siblings, rewards, strict=True)]
     if not any(listed):
         _pay_differences(siblings, placed)
     return placed
 
 
-def reward_rows(siblings: Sequence[TrainSample]) -> list[TrainSample]:
-    """Rows that say by one number each what the rollout's tokens earned from there on.
-
-    A rollout with one number a row is returned as it is. One with listed rewards becomes a row for each run
-    of trained tokens with one sum of rewards to come, all under the index of its first row.
-
-    Raises:
-        RewardError: see `token_rewards`.
-    """
-    placed = token_rewards(siblings)
-    if not isinstance(reward_of(siblings[0]), TurnRewards | TokenRewards):
-        return list(siblings)
-    rewards = [
-        r for row, s in zip(placed, siblings, strict=True) for r in itertools.compress(row, s.loss_mask)
-    ]
-    if not rewards:
-        return [replace(siblings[0], reward=0.0)]
-    runs = [(to_go, len(list(run))) for to_go, run in itertools.groupby(rewards_to_go(rewards))]
-    return [
-        replace(siblings[0], tokens=(), response_length=size, loss_mask=(1,) * size, reward=to_go)
-        for to_go, size in runs
-    ]
-
-
-def rewards_to_go(rewards: Sequence[float]) -> list[float]:
-    """Sum of each reward and all after it, exact before the one rounding."""
-    total = Fraction(0)
-    found = []
-    for reward in reversed(rewards):
-        total += Fraction(reward)
-        found.append(float(total))
-    return found[::-1]
+def is_listed(siblings: Sequence[TrainSample]) -> bool:
+    """Whether the rollout of these rows has listed rewards (`token_rewards` sees to it that all have)."""
+    reward: object = siblings[0].reward
+    return isinstance(reward, TurnRewards | TokenRewards)
 
 
 def rollout_rows(samples: Sequence[TrainSample]) -> dict[int, list[TrainSample]]:
@@ -183,8 +156,7 @@ def turn_ends(loss_mask: Sequence[int]) -> list[int]:
     return [t for t, (mask, after) in enumerate(pairs) if mask and not after]
 
 
-def _listed_tokens(sample: TrainSample) -> list[float]:
-    reward = reward_of(sample)
+def _listed_tokens(sample: TrainSample, reward: Reward) -> list[float]:
     if isinstance(reward, TokenRewards):
         return list(reward.values)
     placed = [0.0] * sample.response_length
@@ -228,7 +200,7 @@ def _check_listed(sample: TrainSample, reward: TurnRewards | TokenRewards) -> No
 def _finite_numbers(values: object) -> bool:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         return False
-    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    return all(isinstance(value, Real) and math.isfinite(value) for value in values)
 
 
 def _place(sample: TrainSample) -> str:

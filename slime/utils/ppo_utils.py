@@ -172,9 +172,15 @@ def get_reinforce_plus_plus_returns(
 def _chunk_log_probs(
     logits: torch.Tensor, tokens: torch.Tensor, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
     log_p = logits.float().log_softmax(-1)
     chosen = log_p.gather(-1, tokens[:, None]).squeeze(-1)
-    return chosen, -(log_p.exp() * log_p).sum(-1) if with_entropy else chosen
+    if not with_entropy:
+        return chosen, chosen
+    # A masked logit is -inf, and 0 * -inf is not the 0 that it should be.
+    bounded = log_p.clamp_min(torch.finfo(log_p.dtype).min)
+    return chosen, -(log_p.exp() * bounded).sum(-1)
 
 
 def _lengths(rows: torch.Tensor) -> torch.Tensor:

@@ -188,6 +188,25 @@ def test_turn_rewards_reach_back_to_the_tokens_that_earned_them():
     assert lists(found)[1] == [-mean, -mean, 0.0, -mean, 0.0, -mean]
 
 
+def test_listed_rewards_are_scaled_by_the_deviation_of_the_votes():
+    samples = [row(0, TokenRewards((1.0, 2.0))), row(1, TurnRewards((0.5,))), row(2, 4.0)]
+    seen, votes = {0: [3.0, 2.0], 1: [0.5, 0.5], 2: [4.0, 4.0]}, [2.5, 0.5, 4.0]
+    scale = np.std(votes, ddof=1) + 1e-6
+    found = lists(token_advantages(samples, Estimator(name="grpo")))
+    leave_one_out = lists(token_advantages(samples, Estimator(name="rloo")))
+    for index, values in seen.items():
+        assert found[index] == pytest.approx([(v - np.mean(votes)) / scale for v in values])
+        others = [vote for i, vote in enumerate(votes) if i != index]
+        assert leave_one_out[index] == pytest.approx([v - np.mean(others) for v in values])
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_equal_listed_rewards_at_the_end_give_exactly_zero(name):
+    samples = [row(i, TokenRewards((0.0,) * i + (0.7,)), mask=(1,) * (i + 1)) for i in range(12)]
+    found = lists(token_advantages(samples, Estimator(name=name)))
+    assert {value for values in found.values() for value in values} == {0.0}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_reward_at_the_end_is_the_same_in_every_form(name):
     mask, values = (1, 0, 1, 1), {0: [0.1] * 4, 1: [0.4] * 4}

@@ -89,6 +89,13 @@ def test_what_needs_the_first_pass_says_so():
             losses(tokens([0.0], [0.0], [1.0]), **terms)
 
 
+def test_icepop_masks_tokens_inside_the_loss():
+    batch = tokens([-1.0] * 3, [-1.0] * 3, [1.0] * 3, rollout_log_probs=[-3.0, -1.0, -0.5])
+    found, metrics = losses(batch, tis=(0.7, 5.0), tis_mode="mask")
+    assert found == pytest.approx([0.0, -1.0, 0.0])
+    assert metrics["tis_clipfrac"].tolist() == [1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5), ("low_var_kl", math.exp(-0.5) - 0.5)],

@@ -45,6 +45,16 @@ def test_log_probs_and_entropy_of_logits(chunk):
     assert ppo_utils.calculate_log_probs_and_entropy(logits, tokens)[1] is None
 
 
+def test_masked_logits_leave_the_entropy_finite():
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    log_probs, entropy = ppo_utils.calculate_log_probs_and_entropy(
+        logits, torch.tensor([0]), with_entropy=True
+    )
+    assert entropy.tolist() == pytest.approx([-log_probs.item()])
+    entropy.sum().backward()
+    assert logits.grad.isfinite().all()
+
+
 def test_log_probs_of_nothing_and_of_split_vocabularies():
     log_probs, _ = ppo_utils.calculate_log_probs_and_entropy(
         torch.zeros(0, 7), torch.zeros(0, dtype=torch.long)

@@ -1,5 +1,7 @@
+import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,6 @@ from slime.train.rewards import (
     TokenRewards,
     TurnRewards,
     read_reward,
-    rewards_to_go,
     sum_sibling_rewards,
     token_rewards,
     turn_ends,
@@ -18,7 +19,7 @@ from tests.train.rows import row
 
 
 def test_hooks_say_one_number_or_a_list_by_name():
-    assert read_reward(1, place="here") == 1.0
+    assert read_reward(1, place="here") == read_reward(np.float32(1), place="here") == 1.0
     assert read_reward({"turns": [1, 0.5]}, place="here") == TurnRewards((1.0, 0.5))
     assert read_reward({"tokens": [0.0]}, place="here") == TokenRewards((0.0,))
 
@@ -45,7 +46,7 @@ def test_one_number_is_paid_once_at_the_last_trained_token():
 def test_every_trained_token_sees_the_number_of_its_own_row(found):
     siblings = [row(i, reward, mask=(1,) * size + (0,)) for i, (reward, size) in enumerate(found)]
     placed = [reward for sample in token_rewards(siblings) for reward in sample]
-    seen = rewards_to_go(placed)
+    seen = list(itertools.accumulate(reversed(placed)))[::-1]
     expected = [(reward, mask) for reward, size in found for mask in [1] * size + [0]]
     for value, (reward, mask) in zip(seen, expected, strict=True):
         assert not mask or value == pytest.approx(reward, abs=1e-12)

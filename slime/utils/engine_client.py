@@ -12,14 +12,14 @@ import logging
 import random
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
-from slime.utils.generation import Generation, parse_generation
+from slime.utils.generation import Generation, parse_generation, version_spans
 from slime.utils.http_utils import http_session
 
 if TYPE_CHECKING:
@@ -32,11 +32,26 @@ ABORT_SECONDS = 2.0
 CONTROL_SECONDS = 120.0
 CONNECT_SECONDS = 10.0
 ROUTING_HEADER = "X-SMG-Routing-Key"
-OnTokens: TypeAlias = Callable[[list[int], list[float]], None]
 _DATA, _DONE = b"data: ", b"data: [DONE]"
 
 _aborts: set[asyncio.Task[None]] = set()
 """Aborts under way: the event loop itself holds tasks only weakly."""
+
+
+class NewTokens(NamedTuple):
+    """Tokens that were sampled since the last ones were told, in parallel lists.
+
+    Attributes:
+        log_probs: natural logs.
+        versions: the weight version of each, where the engine tells it.
+    """
+
+    ids: list[int]
+    log_probs: list[float]
+    versions: list[str]
+
+
+OnTokens: TypeAlias = Callable[[NewTokens], None]
 
 
 class _Transient(Exception):  # noqa: N818 - internal: a failure that a retry can help
@@ -76,8 +91,7 @@ class EngineClient:
             routing_key: keeps a session on one worker.
             timeout: seconds for all tries together.
             return_routed_experts: ask a mixture-of-experts engine for the routes of each token.
-            on_tokens: called with the new ids and their log-probs whenever there are some; from then on there
-                is no retry.
+            on_tokens: called whenever there are new tokens; from then on there is no retry.
 
         Raises:
             EngineRequestError: 4xx, with the engine's message.
@@ -301,6 +315,16 @@ class EngineClient:
         return _checked(response.status, content, url)
 
 
+def _new_tokens(ids: list[int], meta: dict[str, Any], seen: int) -> NewTokens:
+    log_probs = [entry[0] for entry in meta.get("output_token_logprobs", ())[seen:]]
+    versions = [
+        span.version
+        for span in version_spans(meta, len(ids))
+        for _ in range(max(span.start, seen), min(span.end, len(ids)))
+    ]
+    return NewTokens(ids[seen:], log_probs, versions)
+
+
 async def _last_of_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens, url: str) -> Any:
     """The last answer of a stream in which each holds all tokens so far."""
     buffer, seen, answer = b"", 0, None
@@ -321,7 +345,7 @@ async def _last_of_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens,
                 remedy="start the engine without incremental streaming: each event must hold all tokens",
             )
         if len(ids) > seen:
-            on_tokens(ids[seen:], [entry[0] for entry in meta.get("output_token_logprobs", ())[seen:]])
+            on_tokens(_new_tokens(ids, meta, seen))
             seen = len(ids)
     if answer is None or not answer.get("meta_info", {}).get("finish_reason"):
         raise EngineUnavailableError("its stream ended before the answer did", place=url)

@@ -66,7 +66,7 @@ def parse_generation(answer: Any, url: str) -> Generation:
         log_probs=_log_probs(ids, entries, url),
         text=answer.get("text") or "",
         finish_reason=_finish_reason(meta),
-        weight_versions=_spans(meta, len(ids)),
+        weight_versions=version_spans(meta, len(ids)),
         meta_info=meta,
     )
 
@@ -90,7 +90,7 @@ def _finish_reason(meta: dict[str, Any]) -> str | None:
     return None if kind is None else str(kind)
 
 
-def _spans(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
+def version_spans(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
     """`weight_versions`; engines before it exists give one version for the whole."""
     spans = meta.get("weight_versions")
     if spans is not None:

@@ -244,10 +244,11 @@ def test_tokens_are_told_as_they_come():
     told = []
     slow = ScriptedAnswer(token_ids=[70, 71, 72], token_latency=0.05)
     with scripted(lambda call: slow) as server:
-        answer = call(server.url, on_tokens=lambda *new: told.append(new))
+        answer = call(server.url, on_tokens=told.append)
     assert len(told) > 1
-    assert [token for ids, _ in told for token in ids] == answer.output_ids == [70, 71, 72]
-    assert [value for _, values in told for value in values] == answer.log_probs
+    assert [token for new in told for token in new.ids] == answer.output_ids == [70, 71, 72]
+    assert [value for new in told for value in new.log_probs] == answer.log_probs
+    assert [version for new in told for version in new.versions] == ["default"] * 3
     assert answer.log_probs == [scripted_logprob(token) for token in (70, 71, 72)]
     assert answer.finish_reason == "stop"
 
@@ -261,9 +262,9 @@ def test_a_stream_that_dies_is_not_begun_again():
     told = []
     dying = ScriptedAnswer(text="abcdef", token_latency=0.05, die_after=2)
     with scripted(lambda call: dying) as server, pytest.raises(EngineUnavailableError):
-        call(server.url, on_tokens=lambda *new: told.append(new))
+        call(server.url, on_tokens=told.append)
     assert len(server.engine.calls) == 1
-    assert sum(len(ids) for ids, _ in told) <= 2
+    assert sum(len(new.ids) for new in told) <= 2
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_a_stream_without_its_end_is_an_error(events, error, message):
         return response
 
     async def generate(engine):
-        return await engine.generate(PROMPT, {"max_new_tokens": 8}, timeout=20.0, on_tokens=lambda *new: None)
+        return await engine.generate(PROMPT, {"max_new_tokens": 8}, timeout=20.0, on_tokens=lambda new: None)
 
     with pytest.raises(error, match=message):
         with_raw(handler, generate)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -37,7 +37,7 @@ from slime.errors import (
     EngineRequestError,
     EngineUnavailableError,
 )
-from slime.utils.engine_client import OnTokens
+from slime.utils.engine_client import NewTokens, OnTokens
 from slime.utils.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Exchange:
         record: keeps the turn.
         keep_reply: keeps the answer to it, for a client that does not get it and asks again.
         count_reasoning: tokens of a reasoning text.
-        told_ids: what the engine has streamed so far, and `told_log_probs` its log-probs.
+        told: what the engine has streamed so far.
     """
 
     protocol: WireProtocol
@@ -79,8 +79,7 @@ class Exchange:
     count_reasoning: Callable[[str], int]
     connection: Connection
     writer: ReplyWriter
-    told_ids: list[int] = field(default_factory=list)
-    told_log_probs: list[float] = field(default_factory=list)
+    told: NewTokens = field(default_factory=lambda: NewTokens([], [], []))
     is_recorded: bool = False
 
     async def run(self) -> web.StreamResponse:
@@ -108,10 +107,11 @@ class Exchange:
     async def _streamed(self, writer: ReplyWriter) -> Generation:
         queue: asyncio.Queue[list[int] | None] = asyncio.Queue()
 
-        def told(ids: list[int], log_probs: list[float]) -> None:
-            self.told_ids.extend(ids)
-            self.told_log_probs.extend(log_probs)
-            queue.put_nowait(ids)
+        def told(new: NewTokens) -> None:
+            self.told.ids.extend(new.ids)
+            self.told.log_probs.extend(new.log_probs)
+            self.told.versions.extend(new.versions)
+            queue.put_nowait(new.ids)
 
         task = asyncio.ensure_future(self.generate(told))
         task.add_done_callback(lambda _: queue.put_nowait(None))
@@ -184,14 +184,15 @@ class Exchange:
         return response
 
     def _record_broken(self, writer: ReplyWriter) -> None:
-        if not self.told_ids:
+        if not self.told.ids:
             return
         self._write(writer, self.output.finish())
         record = TurnRecord(
             self.prompt.ids,
-            self.told_ids,
+            self.told.ids,
             "abort",
-            self.told_log_probs,
+            self.told.log_probs,
+            weight_versions=_runs(self.told.versions),
             origin=self.request.origin.kind,
             agent=self.request.origin.agent,
             handles=writer.handles,
@@ -200,6 +201,16 @@ class Exchange:
         )
         self.is_recorded = True
         self.record(record, message_of(self.output.parsed, writer))
+
+
+def _runs(versions: Sequence[str]) -> list[dict[str, Any]]:
+    """Runs of equal versions as ``{"version", "start", "end"}``."""
+    runs: list[dict[str, Any]] = []
+    for place, version in enumerate(versions):
+        if not runs or runs[-1]["version"] != version:
+            runs.append({"version": version, "start": place})
+        runs[-1]["end"] = place + 1
+    return runs
 
 
 async def replay(

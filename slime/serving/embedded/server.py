@@ -120,8 +120,10 @@ async def _errors_become_answers(request: web.Request, handler: Handler) -> web.
         return json_response(error_body(str(error)), status=error.status)
     except web.HTTPException as error:
         return json_response({"detail": error.reason}, status=error.status)
-    except ConnectionResetError:
-        raise
+    except ConnectionResetError:  # the client is gone: nobody to answer
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
     except Exception as error:  # the request handler boundary: the server outlives any request
         _logger.exception("%s %s failed", request.method, request.path)
         return json_response(error_body(f"{type(error).__name__}: {error}"), status=500)

@@ -23,6 +23,8 @@ class StepRow:
     Attributes:
         advantages, old_log_probs, ref_log_probs: one per response token. `old_log_probs` None means that the
             step is exactly on-policy and the current log-probs, detached, are the old ones.
+        sequence_log_ratio: mean of log pi - log pi_old over the trained tokens of the row's rollout, at the
+            start of the step; 0.0 where the step is exactly on-policy.
         stale: an older policy than the newest of the batch sampled it, so its old log-probs are the engine's.
         weight: factor on the sum of this row's masked token losses. Weights are computed over the whole step
             before packing, so the loss of the step is the plain sum over rows and does not depend on cuts.
@@ -33,6 +35,7 @@ class StepRow:
     weight: float
     old_log_probs: tuple[float, ...] | None = None
     ref_log_probs: tuple[float, ...] | None = None
+    sequence_log_ratio: float = 0.0
     stale: bool = False
 
 

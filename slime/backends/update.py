@@ -7,17 +7,21 @@ ids, before the trainer packs anything. Knows the `Trainer` interface; knows no 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import cast
 
 from slime.backends.base import StepRow, Trainer
 from slime.config.sections import AlgorithmConfig
 from slime.errors import DataError, RolloutFailedError
-from slime.train.aggregate import row_weights
+from slime.train.advantages import Estimator, TokenAdvantages, TokenInputs, estimator_name, token_advantages
+from slime.train.aggregate import Aggregation, row_weights
 from slime.train.batch import TrainSample
-from slime.train.normalise import Advantages, group_advantages
+from slime.train.kl import kl_type
+from slime.train.rewards import sum_sibling_rewards
 from slime.train.schedule import split_steps
+from slime.train.sequence import mean_log_ratios
 
 _SUMMED = frozenset({"tokens", "computed_tokens", "samples", "rollouts", "skipped_step"})
 LogProbs = Mapping[int, tuple[float, ...]]
@@ -62,27 +66,68 @@ def train_on_rollouts(
         RolloutFailedError: no sample votes.
         RewardError, DataError: a sample that cannot be trained, by name.
     """
-    advantages = group_advantages(
-        samples,
-        normalise=algorithm.rewards_normalization,
-        scale_by_std=algorithm.grpo_std_normalization,
-    )
+    if algorithm.sibling_reward == "sum":
+        samples = sum_sibling_rewards(samples)
     steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
     if not steps:
         raise RolloutFailedError("no sample of the rollout can train: all failed or were removed")
     newest = max(sample.policy_version for sample in samples)
     stale = frozenset(s.index for s in _flat(steps) if s.policy_version < newest and s.trained_tokens)
     old = _old_log_probs(trainer, steps, stale, algorithm)
-    reference = _log_probs(trainer, _flat(steps), reference=True) if algorithm.use_kl_loss else {}
-    metrics = [
-        trainer.step(_step_rows(step, advantages, old, reference, stale, algorithm.calculate_per_token_loss))
-        for step in steps
-    ]
-    rollout = _rollout_metrics(samples, advantages) | {
+    has_reference = bool(algorithm.use_kl_loss or algorithm.kl_coef)
+    reference = _log_probs(trainer, _flat(steps), reference=True) if has_reference else {}
+    current = _log_probs(trainer, _flat(steps), reference=False) if algorithm.kl_coef else {}
+    found = token_advantages(
+        samples, _estimator(algorithm), TokenInputs(log_probs=current, ref_log_probs=reference)
+    )
+    advantages = {index: tuple(values.tolist()) for index, values in found.advantages.items()}
+    metrics = []
+    for step in steps:
+        ratios = _sequence_ratios(trainer, step, old) if _needs_sequence_ratio(algorithm) else {}
+        rows = _step_rows(
+            step,
+            advantages,
+            old,
+            reference if algorithm.use_kl_loss else {},
+            ratios,
+            stale,
+            row_weights(step, mode=_aggregation(algorithm), constant=algorithm.loss_aggregation_tokens),
+        )
+        metrics.append(trainer.step(rows))
+    rollout = _rollout_metrics(samples, found) | {
         "steps": float(len(steps)),
         "stale_rows": float(len(stale)),
     }
     return RolloutUpdate(steps=metrics, rollout=rollout)
+
+
+def _estimator(algorithm: AlgorithmConfig) -> Estimator:
+    return Estimator(
+        name=estimator_name(algorithm.advantage_estimator),
+        normalise_rewards=algorithm.rewards_normalization,
+        scale_by_std=algorithm.grpo_std_normalization,
+        gamma=algorithm.gamma,
+        kl_coef=algorithm.kl_coef,
+        kl_type=kl_type(algorithm.kl_loss_type),
+        whiten=algorithm.normalize_advantages,
+    )
+
+
+def _aggregation(algorithm: AlgorithmConfig) -> Aggregation:
+    return "token" if algorithm.calculate_per_token_loss else cast(Aggregation, algorithm.loss_aggregation)
+
+
+def _needs_sequence_ratio(algorithm: AlgorithmConfig) -> bool:
+    return algorithm.advantage_estimator == "gspo" or algorithm.use_opsm
+
+
+def _sequence_ratios(trainer: Trainer, step: Sequence[TrainSample], old: LogProbs) -> dict[int, float]:
+    """Each rollout's mean log-ratio at the start of a step, for rollouts that have a given old log-prob."""
+    moved = {sample.rollout_id for sample in step if sample.index in old}
+    rows = [sample for sample in step if sample.rollout_id in moved]
+    current = _log_probs(trainer, rows, reference=False)
+    before = {**current, **{sample.index: old[sample.index] for sample in rows if sample.index in old}}
+    return mean_log_ratios(rows, current, before)
 
 
 def _old_log_probs(
@@ -119,30 +164,32 @@ def _log_probs(trainer: Trainer, samples: Sequence[TrainSample], *, reference: b
 
 def _step_rows(
     step: Sequence[TrainSample],
-    advantages: Advantages,
+    advantages: LogProbs,
     old: LogProbs,
     reference: LogProbs,
+    ratios: Mapping[int, float],
     stale: AbstractSet[int],
-    per_token: bool,
+    weights: Mapping[int, float],
 ) -> list[StepRow]:
-    weights = row_weights(step, per_token=per_token)
     return [
         StepRow(
             sample=sample,
-            advantages=(advantages.by_index[sample.index],) * sample.response_length,
+            advantages=advantages[sample.index],
             weight=weights[sample.index],
             old_log_probs=old.get(sample.index),
             ref_log_probs=reference.get(sample.index),
+            sequence_log_ratio=ratios.get(sample.rollout_id, 0.0),
             stale=sample.index in stale,
         )
         for sample in step
     ]
 
 
-def _rollout_metrics(samples: Sequence[TrainSample], advantages: Advantages) -> dict[str, float]:
-    values = list(advantages.by_index.values())
+def _rollout_metrics(samples: Sequence[TrainSample], advantages: TokenAdvantages) -> dict[str, float]:
+    voting = [sample for sample in samples if sample.votes]
+    values = [_mean_where_trained(sample, advantages.advantages[sample.index]) for sample in voting]
     equal = sum(advantages.zero_std_groups.values())
-    return {
+    return dict(advantages.metrics) | {
         "advantages": statistics.fmean(values),
         "advantages_abs": statistics.fmean(map(abs, values)),
         "groups": float(advantages.groups),
@@ -153,6 +200,11 @@ def _rollout_metrics(samples: Sequence[TrainSample], advantages: Advantages) -> 
         "samples_without_vote": float(len(samples) - len(values)),
         "tokens": float(sum(sample.trained_tokens for sample in samples)),
     }
+
+
+def _mean_where_trained(sample: TrainSample, values: Iterable[float]) -> float:
+    kept = [float(value) for value, mask in zip(values, sample.loss_mask, strict=True) if mask]
+    return statistics.fmean(kept) if kept else 0.0
 
 
 def _merge(name: str, values: Sequence[float]) -> float:

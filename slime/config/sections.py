@@ -144,7 +144,23 @@ class EvalConfig:
 class AlgorithmConfig:
     """From rewards to the loss."""
 
-    advantage_estimator: str = flag("grpo", "how rewards become advantages", "str", choices=["grpo"])
+    advantage_estimator: str = flag(
+        "grpo",
+        "how rewards become advantages; gspo and cispo also choose the loss",
+        "str",
+        choices=["grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"],
+    )
+    sibling_reward: str = flag(
+        "rollout",
+        "samples of one rollout carry its reward each (rollout), or parts that sum to it (sum)",
+        "str",
+        choices=["rollout", "sum"],
+    )
+    normalize_advantages: bool = flag(
+        False, "whiten advantages over the trained tokens of a rollout step", "switch"
+    )
+    gamma: float = flag(1.0, "discount per trained token", "float", at_least=0, at_most=1)
+    kl_coef: float = flag(0.0, "weight of a KL penalty in the reward", "float", at_least=0)
     rewards_normalization: bool = flag(
         True, "use raw rewards as advantages", "switch", name="disable-rewards-normalization", negated=True
     )
@@ -163,10 +179,29 @@ class AlgorithmConfig:
     kl_loss_type: str = flag("k1", "KL estimator", "str", choices=["k1", "k2", "k3", "low_var_kl"])
     use_unbiased_kl: bool = flag(False, "weight the KL estimate by the probability ratio", "switch")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus", "float", at_least=0)
+    loss_aggregation: str = flag(
+        "rollout",
+        "what weighs the same in a step; constant divides token sums by --loss-aggregation-tokens",
+        "str",
+        choices=["rollout", "token", "sample", "prompt", "constant"],
+    )
+    loss_aggregation_tokens: int | None = flag(None, "divisor of constant aggregation", "int", at_least=1)
+    use_opsm: bool = flag(
+        False,
+        "leave out tokens with negative advantage in rollouts far from the old policy",
+        "switch",
+    )
+    opsm_delta: float = flag(1e-4, "how far: mean of old - new log-prob of a rollout", "float", at_least=0)
     calculate_per_token_loss: bool = flag(False, "mean over tokens instead of rollouts", "switch")
     use_rollout_logprobs: bool = flag(False, "take the engine's log-probs as the old policy", "switch")
     use_tis: bool = flag(False, "truncated importance weights for the engine-trainer gap", "switch")
     tis_clip: float = flag(2.0, "upper bound of the weight", "float", above=0)
+    tis_mode: str = flag(
+        "clip",
+        "what the bounds do: clip, truncate (the upper one only), or mask what is outside (IcePop)",
+        "str",
+        choices=["clip", "truncate", "mask"],
+    )
     tis_clip_low: float = flag(0.0, "lower bound of the weight", "float", at_least=0)
 
 

@@ -93,6 +93,8 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("debug_rollout_only", "debug_train_only"),
         ("debug_rollout_only", "load_debug_rollout_data"),
         ("use_tis", "use_rollout_logprobs"),
+        ("use_kl_loss", "kl_coef"),
+        ("calculate_per_token_loss", "loss_aggregation"),
         ("eval_config", "eval_prompt_data"),
     ):
         if first in given and second in given:
@@ -100,6 +102,13 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             yield Problem(names[0], f"contradicts {names[1]}", "give one of them")
     if run.debug_train_only and run.load_debug_rollout_data is None:
         yield Problem("--debug-train-only", "has nothing to train on", "give --load-debug-rollout-data")
+    algorithm = config.algorithm
+    if algorithm.loss_aggregation == "constant" and algorithm.loss_aggregation_tokens is None:
+        yield Problem(
+            "--loss-aggregation",
+            "constant needs its divisor",
+            "give --loss-aggregation-tokens, e.g. the longest response",
+        )
     rollouts = (data.rollout_batch_size or 0) * data.n_samples_per_prompt
     per_step = rollouts_per_optimizer_step(data)
     if rollouts and per_step > rollouts:
@@ -126,12 +135,23 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
 
 def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     algorithm, train = config.algorithm, config.train
+    is_rloo = algorithm.advantage_estimator == "rloo"
+    is_grouped = algorithm.advantage_estimator != "reinforce_plus_plus"
     has_eval = bool(config.evaluation.eval_prompt_data or config.evaluation.eval_config)
     rules = [
         ("kl_loss_coef", algorithm.use_kl_loss, "--use-kl-loss"),
-        ("kl_loss_type", algorithm.use_kl_loss, "--use-kl-loss"),
+        ("kl_loss_type", algorithm.use_kl_loss or algorithm.kl_coef, "--use-kl-loss or --kl-coef"),
         ("use_unbiased_kl", algorithm.use_kl_loss, "--use-kl-loss"),
-        ("ref_load", algorithm.use_kl_loss, "--use-kl-loss"),
+        ("ref_load", algorithm.use_kl_loss or algorithm.kl_coef, "--use-kl-loss or --kl-coef"),
+        ("gamma", not is_grouped, "--advantage-estimator reinforce_plus_plus"),
+        ("rewards_normalization", is_grouped and not is_rloo, "an estimator with this choice"),
+        ("opsm_delta", algorithm.use_opsm, "--use-opsm"),
+        ("tis_mode", algorithm.use_tis, "--use-tis"),
+        (
+            "loss_aggregation_tokens",
+            algorithm.loss_aggregation == "constant",
+            "--loss-aggregation constant",
+        ),
         ("tis_clip", algorithm.use_tis, "--use-tis"),
         ("tis_clip_low", algorithm.use_tis, "--use-tis"),
         ("grpo_std_normalization", algorithm.rewards_normalization, "reward normalisation"),
@@ -207,7 +227,10 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "cannot learn: greedy rollouts of a group are all alike, so every advantage is 0",
             "sample, e.g. --rollout-temperature 1.0",
         )
-    if data.n_samples_per_prompt == 1 and algorithm.rewards_normalization:
+    compares = algorithm.advantage_estimator == "rloo" or (
+        algorithm.rewards_normalization and algorithm.advantage_estimator != "reinforce_plus_plus"
+    )
+    if data.n_samples_per_prompt == 1 and compares:
         yield Problem(
             "--n-samples-per-prompt",
             "cannot learn: with one rollout a group its own reward is the baseline, so every advantage is 0",

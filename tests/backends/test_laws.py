@@ -127,3 +127,33 @@ def test_known_answer_of_grpo_on_a_plain_forward(tiny_dir, with_old):
         total = total + (loss * mask).sum() / mask.sum() / len(samples)
     total.backward()
     assert relative_gap(grads, {name: p.grad for name, p in model.named_parameters()}) < 1e-5
+
+
+CHOICES = [
+    {"advantage_estimator": "gspo", "use_rollout_logprobs": True, "eps_clip": 0.9, "eps_clip_high": 9.0},
+    {"advantage_estimator": "cispo", "use_rollout_logprobs": True, "loss_aggregation": "prompt"},
+    {"advantage_estimator": "rloo", "loss_aggregation": "token"},
+    {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.9, "kl_coef": 0.1},
+    {"advantage_estimator": "reinforce_plus_plus_baseline", "loss_aggregation": "prompt"},
+    {
+        "advantage_estimator": "grpo",
+        "use_opsm": True,
+        "use_rollout_logprobs": True,
+        "loss_aggregation": "constant",
+        "loss_aggregation_tokens": 7,
+    },
+    {"advantage_estimator": "grpo", "use_tis": True, "tis_mode": "mask", "normalize_advantages": True},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice["advantage_estimator"])
+def test_law_3_holds_for_every_estimator_and_aggregation(tiny_dir, choice):
+    algorithm = AlgorithmConfig(**choice)
+    samples = group_samples()
+    rows = [row for i, sample in enumerate(samples) for row in cut(sample, 3, 100 * i)]
+    random.Random(3).shuffle(rows)
+    whole_metrics, whole = train(tiny_dir, samples, algorithm)
+    metrics, grads = train(tiny_dir, rows, algorithm, micro_batch_size=1)
+    assert any(value.abs().max() > 0 for value in whole.values())
+    assert relative_gap(grads, whole) < 1e-5
+    assert metrics["loss"] == pytest.approx(whole_metrics["loss"], rel=1e-5, abs=1e-6)

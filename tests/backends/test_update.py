@@ -5,7 +5,7 @@ import pytest
 from slime.backends.update import train_on_rollouts
 from slime.config.sections import AlgorithmConfig
 from slime.errors import DataError, RewardError, RolloutFailedError
-from tests.backends.rollouts import group_samples, make_trainer
+from tests.backends.rollouts import cut, group_samples, make_trainer
 
 
 class Recorder:
@@ -121,3 +121,38 @@ def test_the_gap_to_the_engine_is_that_of_the_first_policy_in_every_step(tiny_di
     assert all(step["train_rollout_logprob_max_diff"] < 1e-5 for step in result.steps)
     assert result.steps[0]["ppo_kl"] == 0.0
     assert result.steps[2]["ppo_kl"] != 0.0
+
+
+def test_the_sequence_ratio_is_the_rollouts_and_zero_on_policy():
+    recorder, _ = update(group_samples(), 4, advantage_estimator="gspo")
+    first, second = recorder.steps
+    assert {row.sequence_log_ratio for row in first} == {0.0}
+    assert recorder.asked == [(False, [3, 4, 5]), (False, [3, 4, 5])]
+    assert {row.sequence_log_ratio for row in second} == {0.0}
+    recorder, _ = update(group_samples(), 6, use_opsm=True, use_rollout_logprobs=True)
+    for row in recorder.steps[0]:
+        trained = [
+            value
+            for value, mask in zip(row.sample.rollout_log_probs, row.sample.loss_mask, strict=True)
+            if mask
+        ]
+        assert row.sequence_log_ratio == pytest.approx(-1.0 - sum(trained) / len(trained))
+
+
+def test_parts_of_a_reward_are_summed_where_that_is_declared():
+    whole = group_samples()
+    parts = [
+        replace(row, reward=row.reward / 2) for sample in whole for row in cut(sample, 2, 100 * sample.index)
+    ]
+    recorder, _ = update(parts, 6, sibling_reward="sum")
+    expected, _ = update(whole, 6)
+    by_rollout = {row.sample.rollout_id: set(row.advantages) - {0.0} for row in expected.steps[0]}
+    for row in recorder.steps[0]:
+        assert set(row.advantages) - {0.0} <= by_rollout[row.sample.rollout_id]
+
+
+def test_a_penalty_in_the_reward_asks_for_both_models_before_the_first_step():
+    recorder, result = update(group_samples(), 6, kl_coef=0.1)
+    assert sorted(reference for reference, _ in recorder.asked) == [False, True]
+    assert all(row.ref_log_probs is None for row in recorder.steps[0])
+    assert result.rollout["kl"] == 0.0

@@ -83,10 +83,24 @@ def test_flags_are_never_abbreviated(base):
         (["--hf-checkpoint", "nowhere"], "model folder 'nowhere' is not there"),
         (["--prompt-data", "nowhere.jsonl"], "file 'nowhere.jsonl' is not there"),
         (["stray"], "unexpected argument 'stray'"),
+        (["--gamma", "0.9"], "--gamma: has no effect without --advantage-estimator reinforce_plus_plus"),
+        (["--advantage-estimator", "rloo", "--disable-rewards-normalization"], "has no effect"),
+        (["--advantage-estimator", "rloo", "--n-samples-per-prompt", "1"], "cannot learn"),
+        (["--kl-coef", "0.1", "--use-kl-loss", "--kl-loss-coef", "0.1"], "contradicts"),
+        (["--calculate-per-token-loss", "--loss-aggregation", "prompt"], "contradicts"),
+        (["--loss-aggregation", "constant"], "constant needs its divisor"),
+        (["--loss-aggregation-tokens", "16"], "has no effect without --loss-aggregation constant"),
+        (["--opsm-delta", "0.1"], "has no effect without --use-opsm"),
+        (["--tis-mode", "mask"], "has no effect without --use-tis"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_flag(base, words, message):
     assert message in refused([*base, *words])
+
+
+def test_an_estimator_without_a_baseline_needs_no_group(base):
+    words = ["--advantage-estimator", "reinforce_plus_plus", "--n-samples-per-prompt", "1"]
+    assert load_config([*base, *words, "--gamma", "0.9"]).algorithm.gamma == 0.9
 
 
 def test_all_problems_are_reported_together(base):

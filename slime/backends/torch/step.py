@@ -57,6 +57,9 @@ class StepTokens:
             entropy=entropy,
             ref_log_probs=reference,
             rollout_log_probs=rollout,
+            sequence_log_ratio=column(
+                [[row.sequence_log_ratio] * row.sample.response_length for row in rows]
+            ),
         )
         weight = column([[row.weight] * row.sample.response_length for row in rows])
         stale = column([[float(row.stale)] * row.sample.response_length for row in rows])
@@ -135,7 +138,9 @@ def check_rows(rows: Sequence[StepRow], loss: PolicyLoss) -> None:
         for name, is_needed in needed.items():
             if is_needed and lists[name] is None:
                 raise DataError(f"the loss needs {name}", place=f"sample {sample.index}")
-        if not math.isfinite(row.weight) or not all(map(math.isfinite, row.advantages)):
+        if not math.isfinite(row.weight + row.sequence_log_ratio) or not all(
+            map(math.isfinite, row.advantages)
+        ):
             raise DataError("weight or advantages are not finite", place=f"sample {sample.index}")
 
 

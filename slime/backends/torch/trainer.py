@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -34,9 +34,10 @@ from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_grad
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.errors import CheckpointError, ConfigError, DataError
 from slime.train.batch import TrainSample
+from slime.train.corrections import Mode
 from slime.train.kl import kl_type
 from slime.train.packing import pack_rows, pack_tokens
-from slime.train.policy_loss import PolicyLoss, policy_losses
+from slime.train.policy_loss import PolicyLoss, Surrogate, policy_losses
 from slime.utils.processing_utils import load_tokenizer
 
 
@@ -83,7 +84,7 @@ class TorchTrainer:
         self.tokenizer = load_tokenizer(model.hf_checkpoint)
         self._model = load_model(model.hf_checkpoint, precision=train.train_precision, device=device)
         self._reference: CausalModel | None = None
-        if algorithm.use_kl_loss:
+        if algorithm.use_kl_loss or algorithm.kl_coef:
             self._reference = load_model(
                 model.ref_load or model.hf_checkpoint, precision=train.train_precision, device=device
             )
@@ -285,6 +286,7 @@ def usable_cpus() -> int:
 
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     """The loss that the flags declare."""
+    estimator = algorithm.advantage_estimator
     high = algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high
     return PolicyLoss(
         clip_low=algorithm.eps_clip,
@@ -295,6 +297,9 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         kl_coef=algorithm.kl_loss_coef,
         unbiased_kl=algorithm.use_unbiased_kl,
         tis=(algorithm.tis_clip_low, algorithm.tis_clip) if algorithm.use_tis else None,
+        tis_mode=cast(Mode, algorithm.tis_mode),
+        surrogate=cast(Surrogate, estimator) if estimator in get_args(Surrogate) else "ppo",
+        opsm_delta=algorithm.opsm_delta if algorithm.use_opsm else None,
     )
 
 

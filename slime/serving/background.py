@@ -11,11 +11,15 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from slime.errors import DeadlineError
 from slime.serving.embedded.server import EngineServer
 
 if TYPE_CHECKING:
     from slime.config.sections import EngineConfig
     from slime.serving.embedded.core import EngineCore
+
+
+START_SECONDS = 60.0
 
 
 class ServerHandle:
@@ -40,9 +44,14 @@ class ServerHandle:
         self._loop: asyncio.AbstractEventLoop
         engine.start()
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        started.result()
+        try:
+            started.result(START_SECONDS)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the server did not start within {START_SECONDS:g} s", place=self.url
+            ) from error
 
     def stop(self) -> None:
         """End the server, then the engine; requests in flight are aborted. Further calls do nothing."""
@@ -58,6 +67,14 @@ class ServerHandle:
     def _finish(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
+
+    def _run(self, started: concurrent.futures.Future[None]) -> None:
+        try:
+            asyncio.run(self._serve(started))
+        except Exception as error:  # the thread's boundary: it is raised where the start is waited for
+            if started.done():
+                raise
+            started.set_exception(error)
 
     async def _serve(self, started: concurrent.futures.Future[None]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()

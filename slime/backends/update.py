@@ -66,6 +66,8 @@ def train_on_rollouts(
         RolloutFailedError: no sample votes.
         RewardError, DataError: a sample that cannot be trained, by name.
     """
+    if algorithm.loss_type == "sft_loss":
+        return _train_on_conversations(trainer, samples, algorithm, rollouts_per_step)
     if algorithm.sibling_reward == "sum":
         samples = sum_sibling_rewards(samples)
     steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
@@ -91,7 +93,7 @@ def train_on_rollouts(
             reference if algorithm.use_kl_loss else {},
             ratios,
             stale,
-            row_weights(step, mode=_aggregation(algorithm), constant=algorithm.loss_aggregation_tokens),
+            _weights(step, algorithm),
         )
         metrics.append(trainer.step(rows))
     rollout = _rollout_metrics(samples, found) | {
@@ -99,6 +101,31 @@ def train_on_rollouts(
         "stale_rows": float(len(stale)),
     }
     return RolloutUpdate(steps=metrics, rollout=rollout)
+
+
+def _train_on_conversations(
+    trainer: Trainer, samples: Sequence[TrainSample], algorithm: AlgorithmConfig, rollouts_per_step: int
+) -> RolloutUpdate:
+    """Supervised fine-tuning: every trained token has the advantage 1, and the policy is its own old one."""
+    steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
+    if not steps:
+        raise RolloutFailedError("no sample can train: all were removed")
+    ones = {sample.index: tuple(map(float, sample.loss_mask)) for sample in _flat(steps)}
+    metrics = [
+        trainer.step(_step_rows(step, ones, {}, {}, {}, frozenset(), _weights(step, algorithm)))
+        for step in steps
+    ]
+    rollout = {
+        "steps": float(len(steps)),
+        "samples": float(len(ones)),
+        "tokens": float(sum(sample.trained_tokens for sample in samples)),
+    }
+    return RolloutUpdate(steps=metrics, rollout=rollout)
+
+
+def _weights(step: Sequence[TrainSample], algorithm: AlgorithmConfig) -> dict[int, float]:
+    mode = "token" if algorithm.calculate_per_token_loss else cast(Aggregation, algorithm.loss_aggregation)
+    return row_weights(step, mode=mode, constant=algorithm.loss_aggregation_tokens)
 
 
 def _estimator(algorithm: AlgorithmConfig) -> Estimator:
@@ -111,10 +138,6 @@ def _estimator(algorithm: AlgorithmConfig) -> Estimator:
         kl_type=kl_type(algorithm.kl_loss_type),
         whiten=algorithm.normalize_advantages,
     )
-
-
-def _aggregation(algorithm: AlgorithmConfig) -> Aggregation:
-    return "token" if algorithm.calculate_per_token_loss else cast(Aggregation, algorithm.loss_aggregation)
 
 
 def _needs_sequence_ratio(algorithm: AlgorithmConfig) -> bool:

@@ -52,8 +52,18 @@ class Config:
 
     @property
     def train_only(self) -> bool:
-        """Whether rollouts come from files instead of an engine."""
-        return self.run.debug_train_only or self.run.load_debug_rollout_data is not None
+        """Whether there is no engine: rollouts come from files, or conversations from the data."""
+        return self.run.debug_train_only or self.reads_dumps or self.learns_from_data
+
+    @property
+    def reads_dumps(self) -> bool:
+        """Whether rollouts come from files."""
+        return self.run.load_debug_rollout_data is not None
+
+    @property
+    def learns_from_data(self) -> bool:
+        """Whether this is supervised fine-tuning."""
+        return self.algorithm.loss_type == "sft_loss"
 
     def plan(self, prompts_in_data: int | None, first_rollout_step: int = 0) -> Plan:
         """The derived quantities; see `make_plan`."""

@@ -150,6 +150,25 @@ class AlgorithmConfig:
         "str",
         choices=["grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"],
     )
+    loss_type: str = flag(
+        "policy_loss",
+        "policy_loss learns from rewards, sft_loss from the trained tokens of the data",
+        "str",
+        choices=["policy_loss", "sft_loss"],
+    )
+    compute_advantages_and_returns: bool = flag(
+        True,
+        "advantages are not needed; implied by --loss-type sft_loss",
+        "switch",
+        name="disable-compute-advantages-and-returns",
+        negated=True,
+    )
+    loss_mask_type: str = flag(
+        "auto",
+        "which tokens of a conversation train; all names mean the assistant's turns, for any chat template",
+        "str",
+        choices=["auto", "qwen", "qwen3", "qwen3_5", "distill_qwen"],
+    )
     sibling_reward: str = flag(
         "rollout",
         "samples of one rollout carry its reward each (rollout), or parts that sum to it (sum)",

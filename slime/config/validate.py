@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.config.plan import rollouts_per_optimizer_step
-from slime.config.sections import EvalConfig
+from slime.config.sections import AlgorithmConfig, EvalConfig
 from slime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _required(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         yield Problem("--rollout-batch-size", "is required", "prompts per rollout step, e.g. 8")
     if data.num_rollout is None and data.num_epoch is None:
         yield Problem("--num-rollout", "is required", "rollout steps to run, or give --num-epoch")
-    if data.rollout_global_dataset and data.prompt_data is None and not config.train_only:
+    makes_rollouts = not config.train_only or (config.learns_from_data and not config.reads_dumps)
+    if data.rollout_global_dataset and data.prompt_data is None and makes_rollouts:
         yield Problem(
             "--prompt-data", "is required", "a .jsonl or .parquet file, or --disable-rollout-global-dataset"
         )
@@ -100,7 +101,7 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         if first in given and second in given:
             names = _dashed(first), _dashed(second)
             yield Problem(names[0], f"contradicts {names[1]}", "give one of them")
-    if run.debug_train_only and run.load_debug_rollout_data is None:
+    if run.debug_train_only and not config.reads_dumps and not config.learns_from_data:
         yield Problem("--debug-train-only", "has nothing to train on", "give --load-debug-rollout-data")
     algorithm = config.algorithm
     if algorithm.loss_aggregation == "constant" and algorithm.loss_aggregation_tokens is None:
@@ -169,7 +170,18 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("save_hf", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
         ("rm_url", "remote_rm" in (config.reward.rm_type or "remote_rm"), "--rm-type remote_rm"),
         ("rm_type", config.reward.custom_rm_path is None, "the built-in rewards (no --custom-rm-path)"),
-        ("apply_chat_template_kwargs", config.data.apply_chat_template, "--apply-chat-template"),
+        (
+            "apply_chat_template_kwargs",
+            config.data.apply_chat_template or config.learns_from_data,
+            "--apply-chat-template",
+        ),
+        ("loss_mask_type", config.learns_from_data, "--loss-type sft_loss"),
+        ("compute_advantages_and_returns", config.learns_from_data, "--loss-type sft_loss"),
+        (
+            "apply_chat_template",
+            not config.learns_from_data,
+            "rollouts (no --loss-type sft_loss)",
+        ),
         (
             "prompt_data",
             config.data.rollout_global_dataset,
@@ -178,6 +190,10 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("label_key", config.data.prompt_data is not None or config.train_only, "--prompt-data"),
         ("tb_project_name", config.run.use_tensorboard, "--use-tensorboard"),
         ("tb_experiment_name", config.run.use_tensorboard, "--use-tensorboard"),
+    ]
+    rules += [
+        (dest, not config.learns_from_data, "a policy loss (no --loss-type sft_loss)")
+        for dest in _POLICY_FLAGS
     ]
     rules += [
         (dest, not config.train_only, "an engine (no --debug-train-only or --load-debug-rollout-data)")
@@ -220,6 +236,10 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
 def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     if config.run.debug_rollout_only or (config.data.num_rollout == 0):
         return
+    if config.train.lr == 0:
+        yield Problem("--lr", "cannot learn: the learning rate is 0", "e.g. 1e-6")
+    if config.learns_from_data:
+        return
     data, rollout, algorithm = config.data, config.rollout, config.algorithm
     if rollout.rollout_temperature == 0 or rollout.rollout_top_k == 1:
         yield Problem(
@@ -236,8 +256,6 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "cannot learn: with one rollout a group its own reward is the baseline, so every advantage is 0",
             "at least 2, better 8; or --disable-rewards-normalization",
         )
-    if config.train.lr == 0:
-        yield Problem("--lr", "cannot learn: the learning rate is 0", "e.g. 1e-6")
     if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
         yield Problem("--use-kl-loss", "has no effect: --kl-loss-coef is 0", "e.g. --kl-loss-coef 0.001")
     if config.reward.rm_type == "random":
@@ -275,6 +293,20 @@ _EVAL_FLAGS = tuple(
     item.name
     for item in dataclasses.fields(EvalConfig)
     if item.name not in ("eval_prompt_data", "eval_config")
+)
+_POLICY_FLAGS = tuple(
+    item.name
+    for item in dataclasses.fields(AlgorithmConfig)
+    if item.name
+    not in (
+        "loss_type",
+        "compute_advantages_and_returns",
+        "loss_mask_type",
+        "loss_aggregation",
+        "loss_aggregation_tokens",
+        "calculate_per_token_loss",
+        "entropy_coef",
+    )
 )
 CHECKS: tuple[Check, ...] = (
     _required,

@@ -105,7 +105,7 @@ class Actors:
             restart_at = None if goes_on else first * plan.optimizer_steps_per_rollout_step
             call = self._trainer.load.remote(str(checkpoint.folder), restart_at)
             self._wait_at_start("loading the checkpoint", call)
-        if self.generates:
+        if not self._config.reads_dumps and (self.generates or self._config.learns_from_data):
             self._wait_at_start("loading the data position", self._manager.load.remote(first - 1))
 
     def _check_log_probs(self) -> str:

@@ -45,7 +45,8 @@ class RolloutManager:
         self._rollout = load_function(self._args.rollout_function_path)
         self._evaluate = load_function(self._args.eval_function_path or self._args.rollout_function_path)
         dataset = getattr(self._source, "dataset", None)
-        if self._args.load_debug_rollout_data is None:
+        has_rewards = self._args.loss_type != "sft_loss"
+        if has_rewards and self._args.load_debug_rollout_data is None:
             check_reward_source(self._args, dataset.samples if dataset is not None else None)
 
     def connect(self, engine_url: str) -> None:

@@ -157,3 +157,18 @@ def test_law_3_holds_for_every_estimator_and_aggregation(tiny_dir, choice):
     assert any(value.abs().max() > 0 for value in whole.values())
     assert relative_gap(grads, whole) < 1e-5
     assert metrics["loss"] == pytest.approx(whole_metrics["loss"], rel=1e-5, abs=1e-6)
+
+
+def test_supervised_loss_is_the_mean_negative_log_likelihood(tiny_dir):
+    algorithm = AlgorithmConfig(loss_type="sft_loss")
+    samples = group_samples()
+    values = make_trainer(tiny_dir, algorithm=algorithm).log_probs(samples)
+    means = [
+        -sum(v for v, mask in zip(row, s.loss_mask, strict=True) if mask) / s.trained_tokens
+        for row, s in zip(values, samples, strict=True)
+    ]
+    metrics, whole = train(tiny_dir, samples, algorithm)
+    assert metrics["loss"] == pytest.approx(sum(means) / len(means), rel=1e-5)
+    pieces = [row for i, sample in enumerate(samples) for row in cut(sample, 3, 100 * i)]
+    _, grads = train(tiny_dir, pieces, algorithm, micro_batch_size=1)
+    assert relative_gap(grads, whole) < 1e-5

@@ -156,3 +156,15 @@ def test_a_penalty_in_the_reward_asks_for_both_models_before_the_first_step():
     assert sorted(reference for reference, _ in recorder.asked) == [False, True]
     assert all(row.ref_log_probs is None for row in recorder.steps[0])
     assert result.rollout["kl"] == 0.0
+
+
+def test_supervised_fine_tuning_needs_no_old_log_probs_and_no_rewards():
+    samples = [replace(sample, reward=0.0, rollout_log_probs=None) for sample in group_samples()]
+    recorder, result = update(samples, 4, loss_type="sft_loss", loss_aggregation="token")
+    assert recorder.asked == []
+    rows = [row for step in recorder.steps for row in step]
+    assert all(row.advantages == tuple(map(float, row.sample.loss_mask)) for row in rows)
+    assert all(row.old_log_probs is None for row in rows)
+    assert result.rollout["samples"] == 6
+    with pytest.raises(RolloutFailedError, match="no sample can train"):
+        update([replace(sample, votes=False) for sample in samples], 4, loss_type="sft_loss")

@@ -92,6 +92,14 @@ def test_flags_are_never_abbreviated(base):
         (["--loss-aggregation-tokens", "16"], "has no effect without --loss-aggregation constant"),
         (["--opsm-delta", "0.1"], "has no effect without --use-opsm"),
         (["--tis-mode", "mask"], "has no effect without --use-tis"),
+        (["--loss-mask-type", "qwen3"], "has no effect without --loss-type sft_loss"),
+        (["--loss-type", "sft_loss", "--apply-chat-template"], "no --loss-type sft_loss"),
+        (["--loss-type", "sft_loss", "--eps-clip", "0.1"], "--eps-clip: has no effect without a policy loss"),
+        (["--loss-type", "sft_loss", "--lr", "0"], "cannot learn"),
+        (
+            ["--debug-train-only", "--loss-type", "sft_loss", "--disable-rollout-global-dataset"],
+            "has no effect",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_flag(base, words, message):

@@ -286,6 +286,9 @@ def usable_cpus() -> int:
 
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     """The loss that the flags declare."""
+    if algorithm.loss_type == "sft_loss":
+        # With the ratio 1 and the advantage 1, CISPO's -r A log pi is the negative log-likelihood.
+        return PolicyLoss(surrogate="cispo", entropy_coef=algorithm.entropy_coef)
     estimator = algorithm.advantage_estimator
     high = algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high
     return PolicyLoss(

@@ -24,7 +24,6 @@ from slime.serving.embedded.attention import (
     packed_attention,
 )
 from slime.serving.embedded.kv_cache import KVCache, KVShape
-from slime.serving.embedded.linear import thin_linears
 from slime.serving.embedded.model_runner import ModelRunner
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
@@ -79,7 +78,6 @@ def load_model(model_path: str, dtype: torch.dtype) -> LoadedModel:
             "model; pickled weights (.bin) are never read",
         ) from error
     model.eval().requires_grad_(False)
-    thin_linears(model)
     runner = ModelRunner(model)
     with torch.inference_mode():
         shape = _probe(runner, dtype, model_path)

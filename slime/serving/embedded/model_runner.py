@@ -38,7 +38,7 @@ class ModelRunner:
                 use_cache=False,
                 **options,
             ).logits[0]
-        return (logits if self._selects else logits[rows]).float().contiguous()
+        return (logits if self._selects else logits[rows]).float()
 
     def replace_weights(self, weights: Mapping[str, Tensor], *, alias: bool) -> None:
         """Take new values for all parameters, by Hugging Face name; tied ones under any of their names.

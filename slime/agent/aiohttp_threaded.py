@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import socket
 import threading
 from collections.abc import Mapping
@@ -117,13 +118,12 @@ async def serve_app(
 
 
 async def _listen(runner: web.AppRunner, where: socket.socket | tuple[str, int]) -> int:
-    try:
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(runner.cleanup)
         await runner.setup()
         site = web.TCPSite(runner, *where) if isinstance(where, tuple) else web.SockSite(runner, where)
         await site.start()
-    except BaseException:
-        await runner.cleanup()
-        raise
+        undo.pop_all()
     return int(runner.addresses[0][1])
 
 

@@ -30,6 +30,7 @@ class Problem:
     warning: bool = False
 
 
+SFT_ROLLOUT = "slime.rollout.sft_rollout.generate_rollout"
 Check = Callable[["Config", frozenset[str]], Iterator[Problem]]
 
 
@@ -101,6 +102,19 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         if first in given and second in given:
             names = _dashed(first), _dashed(second)
             yield Problem(names[0], f"contradicts {names[1]}", "give one of them")
+    makes_conversations = rollout.rollout_function_path == SFT_ROLLOUT
+    if config.learns_from_data and not config.reads_dumps and "rollout_function_path" not in given:
+        yield Problem(
+            "--loss-type",
+            "sft_loss has no engine, and the default rollout function asks one",
+            f"give --rollout-function-path {SFT_ROLLOUT}, or your own",
+        )
+    if makes_conversations and not config.learns_from_data:
+        yield Problem(
+            "--rollout-function-path",
+            "cannot learn: conversations of the data have no rewards to learn a policy loss from",
+            "give --loss-type sft_loss",
+        )
     if run.debug_train_only and not config.reads_dumps and not config.learns_from_data:
         yield Problem("--debug-train-only", "has nothing to train on", "give --load-debug-rollout-data")
     algorithm = config.algorithm

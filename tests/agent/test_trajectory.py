@@ -138,7 +138,7 @@ def test_side_requests_and_abandoned_answers_are_counted_not_trained():
     assert len(trained(samples)) == 2
     counts = tally(samples)
     assert (counts["tokens_side"], counts["tokens_abandoned"], counts["tokens"]) == (5, 11, 18)
-    assert counts["turns_side"], counts["turns_abandoned"] == (1, 2)
+    assert (counts["turns_side"], counts["turns_abandoned"]) == (1, 2)
 
 
 def test_they_are_trained_where_that_is_wanted():

@@ -96,6 +96,11 @@ def test_flags_are_never_abbreviated(base):
         (["--loss-type", "sft_loss", "--apply-chat-template"], "no --loss-type sft_loss"),
         (["--loss-type", "sft_loss", "--eps-clip", "0.1"], "--eps-clip: has no effect without a policy loss"),
         (["--loss-type", "sft_loss", "--lr", "0"], "cannot learn"),
+        (["--loss-type", "sft_loss"], "give --rollout-function-path slime.rollout.sft_rollout"),
+        (
+            ["--rollout-function-path", "slime.rollout.sft_rollout.generate_rollout"],
+            "give --loss-type sft_loss",
+        ),
         (
             ["--debug-train-only", "--loss-type", "sft_loss", "--disable-rollout-global-dataset"],
             "has no effect",

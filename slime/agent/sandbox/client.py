@@ -7,6 +7,7 @@ matched by id, so that a cancelled request cannot shift them. Knows nothing of u
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import socket
@@ -151,13 +152,13 @@ class Client:
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         given = [memory_file(stdin), *(write for _, write in pipes)]
         status = pipes[2][0]
-        try:
-            answer, _ = await self.ask("run", given, argv=argv, cwd=cwd, env=env)
-        except BaseException:
-            close_all([read for read, _ in pipes])
-            raise
-        finally:
-            close_all(given)
+        with contextlib.ExitStack() as undo:
+            undo.callback(close_all, [read for read, _ in pipes])
+            try:
+                answer, _ = await self.ask("run", given, argv=argv, cwd=cwd, env=env)
+            finally:
+                close_all(given)
+            undo.pop_all()
         captures = [Capture(read, max_output) for read, _ in pipes[:2]]
         self._captures = [capture for capture in (*self._captures, *captures) if capture.open]
         try:

@@ -8,6 +8,7 @@ strongest kind, the box says so (`backend`, and one warning in the log) or, with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -117,11 +118,10 @@ class LocalSandbox:
         made = await asyncio.to_thread(assemble, self._wanted, self.backend, overlay=overlay)
         self.isolation, self.workdir = made.isolation, made.spec.workdir
         write_lease(self.sandbox_id, [], Path(made.spec.staging), made.group.directories)
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(lambda: asyncio.shield(self.close()))
             await self._begin(made)
-        except BaseException:
-            await asyncio.shield(self.close())
-            raise
+            undo.pop_all()
 
     async def _begin(self, made: Assembled) -> None:
         try:

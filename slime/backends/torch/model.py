@@ -34,21 +34,24 @@ class CausalModel:
         self, batch: PackedBatch, *, temperature: float, chunk: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies, each [T], of the requested targets of a packed batch."""
-        autocast = self.compute_dtype != torch.float32
-        with torch.autocast(self.device.type, dtype=self.compute_dtype, enabled=autocast):
-            output = self.module.base_model(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                forest=batch.plan,
-            )
-        hidden = output.last_hidden_state[0].index_select(0, batch.hidden_index)
+        hidden = predicting_states(self.module.base_model, batch, self.compute_dtype)
         options = LogitOptions(temperature, chunk, self.compute_dtype)
         log_probs, entropy = token_log_probs(
-            hidden.float(), self.head, batch.query_position, batch.query_target, options
+            hidden, self.head, batch.query_position, batch.query_target, options
         )
         positions = batch.query_position[batch.token_query]
         return log_probs.index_select(0, batch.token_query), entropy.index_select(0, positions)
+
+
+def predicting_states(body: Any, batch: PackedBatch, dtype: torch.dtype) -> torch.Tensor:
+    """States [P, H], float32, behind the final norm at the positions that predict something."""
+    device = batch.input_ids.device
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        output = body(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, forest=batch.plan
+        )
+    states: torch.Tensor = output.last_hidden_state[0].index_select(0, batch.hidden_index)
+    return states.float()
 
 
 def load_model(folder: str | Path, *, precision: str = "float32", device: str | None = None) -> CausalModel:

@@ -7,36 +7,28 @@ Knows rows and advantages; knows nothing of engines, rewards or where rollouts c
 
 from __future__ import annotations
 
-import gc
 import os
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
-import numpy as np
 import torch
 
 from slime.backends.base import StepRow
-from slime.backends.torch.checkpoint import (
-    Checkpoint,
-    read_checkpoint,
-    tensor_bytes,
-    write_checkpoint,
-    write_folder,
-)
-from slime.backends.torch.forest import PackedBatch, Request, input_tokens, pack_requests
+from slime.backends.torch.batches import MicroBatches, loss_request, response_request
+from slime.backends.torch.checkpoint import tensor_bytes, write_folder
+from slime.backends.torch.forest import PackedBatch
 from slime.backends.torch.logprob import default_chunk
-from slime.backends.torch.memory import keep_heap, release_heap
+from slime.backends.torch.memory import keep_heap
 from slime.backends.torch.model import CausalModel, load_model
 from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.state import TrainingState
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
-from slime.errors import CheckpointError, ConfigError, DataError
+from slime.errors import ConfigError
 from slime.train.batch import TrainSample
 from slime.train.corrections import Mode
 from slime.train.kl import kl_type
-from slime.train.packing import pack_rows, pack_tokens
 from slime.train.policy_loss import PolicyLoss, Surrogate, policy_losses
 from slime.utils.processing_utils import load_tokenizer
 
@@ -69,12 +61,8 @@ class TorchTrainer:
         """
         if model.hf_checkpoint is None:
             raise ConfigError("training needs a model", place="--hf-checkpoint")
-        if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
-            raise ConfigError("--use-dynamic-batch-size needs a budget", place="--max-tokens-per-gpu")
         self._config = train
-        self._save_optimizer = not model.no_save_optim
         self._temperature = temperature
-        self._share = share_prefixes
         self._threads = train.train_num_threads or usable_cpus()
         torch.set_num_threads(self._threads)
         keep_heap()
@@ -83,13 +71,16 @@ class TorchTrainer:
         self._gap_from_old = not algorithm.use_rollout_logprobs
         self.tokenizer = load_tokenizer(model.hf_checkpoint)
         self._model = load_model(model.hf_checkpoint, precision=train.train_precision, device=device)
+        self._batches = MicroBatches.of(train, share_prefixes=share_prefixes, device=self._model.device)
         self._reference: CausalModel | None = None
         if algorithm.use_kl_loss or algorithm.kl_coef:
             self._reference = load_model(
                 model.ref_load or model.hf_checkpoint, precision=train.train_precision, device=device
             )
             self._reference.module.requires_grad_(False)
-        self._optimizer = Optimizer(dict(self.named_parameters()), train, total_steps)
+        parameters = dict(self.named_parameters())
+        self._optimizer = Optimizer(parameters, train, total_steps)
+        self._state = TrainingState(parameters, self._optimizer, keeps_optimizer=not model.no_save_optim)
 
     @property
     def precision(self) -> str:
@@ -138,10 +129,10 @@ class TorchTrainer:
         model = self._reference if reference else self._model
         if model is None:
             raise ConfigError("the reference model is loaded only with --use-kl-loss", place="log_probs")
-        requests = [_response_request(sample) for sample in samples]
+        requests = [response_request(sample) for sample in samples]
         found: list[list[float]] = [[] for _ in samples]
         with torch.no_grad():
-            for members, batch in self._pack([(i, r) for i, r in enumerate(requests) if r.targets]):
+            for members, batch in self._batches.pack([(i, r) for i, r in enumerate(requests) if r.targets]):
                 log_probs, _ = model.log_probs(batch, temperature=self._temperature, chunk=self._chunk)
                 rows = torch.split(log_probs.cpu(), list(batch.row_sizes))
                 for index, values in zip(members, rows, strict=True):
@@ -165,8 +156,8 @@ class TorchTrainer:
         for learns in (True, False):
             chosen = [row for row in rows if has_gradient(row, self._loss) == learns]
             with torch.set_grad_enabled(learns):
-                for members, batch in self._pack(
-                    [(i, _loss_request(r.sample)) for i, r in enumerate(chosen)]
+                for members, batch in self._batches.pack(
+                    [(i, loss_request(r.sample)) for i, r in enumerate(chosen)]
                 ):
                     loss = self._batch_loss([chosen[i] for i in members], batch, sums)
                     if learns:
@@ -181,47 +172,12 @@ class TorchTrainer:
         }
 
     def save(self, folder: Path) -> None:
-        """Write weights, optimizer, schedule position and RNG state below `folder`.
-
-        Raises:
-            CheckpointError: see `write_checkpoint`; the trainer itself is unharmed.
-        """
-        optimizer = self._optimizer.state_tensors() if self._save_optimizer else {}
-        counters = {
-            "optimizer_steps": self._optimizer.steps,
-            "moment_steps": self._optimizer.moment_steps,
-            "optimizer_state": self._save_optimizer,
-            "python_rng": random.getstate(),
-        }
-        write_checkpoint(folder, Checkpoint(dict(self.weights()), optimizer, _rng_states(), counters))
+        """Write weights, optimizer, schedule position and RNG state; see `TrainingState.save`."""
+        self._state.save(folder)
 
     def load(self, folder: Path, *, restart_at: int | None = None) -> None:
-        """Read a checkpoint into the present storage of the parameters; see `Trainer.load`.
-
-        Raises:
-            CheckpointError: no checkpoint, one of another model, or one without optimizer state where this
-                run was not told to do without (``--no-save-optim``).
-        """
-        saved = read_checkpoint(folder)
-        if self._save_optimizer and restart_at is None and not saved.counters["optimizer_state"]:
-            raise CheckpointError(
-                "it has no optimizer state",
-                place=str(folder),
-                remedy="give --no-save-optim to start a fresh one",
-            )
-        parameters = dict(self.named_parameters())
-        _check_same_weights(parameters, saved.weights, folder)
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(saved.weights[name])
-        if restart_at is not None:
-            self._optimizer.load_state({}, steps=restart_at, moment_steps=0)
-        else:
-            counters = saved.counters
-            self._optimizer.load_state(
-                saved.optimizer, steps=counters["optimizer_steps"], moment_steps=counters["moment_steps"]
-            )
-        _restore_rng(saved.rng, saved.counters["python_rng"])
+        """Read a checkpoint into the present storage of the parameters; see `TrainingState.load`."""
+        self._state.load(folder, restart_at=restart_at)
 
     def save_hf(self, folder: Path) -> None:
         """Write a Hugging Face folder with weights, configs and tokenizer.
@@ -238,11 +194,7 @@ class TorchTrainer:
 
     def sleep(self) -> None:
         """Drop gradients, give freed memory back where the system is short of it, and use one thread."""
-        self._optimizer.zero_grad()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        release_heap()
+        self._state.rest()
         torch.set_num_threads(1)
 
     def wake(self) -> None:
@@ -253,21 +205,6 @@ class TorchTrainer:
     def _chunk(self) -> int:
         chosen = self._config.log_probs_chunk_size
         return chosen if chosen > 0 else default_chunk(self._model.head.weight.shape[0])
-
-    def _pack(self, requests: Sequence[tuple[int, Request]]) -> Iterator[tuple[list[int], PackedBatch]]:
-        """Micro-batches of numbered requests: the numbers of each, and its tensors."""
-        rows = [input_tokens(request) for _, request in requests]
-        if self._config.use_dynamic_batch_size:
-            budget = self._config.max_tokens_per_gpu or 0
-            packs = pack_tokens(rows, max_tokens=budget, share_prefixes=self._share)
-        else:
-            packs = pack_rows(rows, rows_per_batch=self._config.micro_batch_size)
-        for pack in packs:
-            members = [requests[i] for i in pack]
-            batch = pack_requests(
-                [request for _, request in members], share_prefixes=self._share, device=self._model.device
-            )
-            yield [number for number, _ in members], batch
 
     def _batch_loss(self, rows: Sequence[StepRow], batch: PackedBatch, sums: StepSums) -> torch.Tensor:
         log_probs, entropy = self._model.log_probs(batch, temperature=self._temperature, chunk=self._chunk)
@@ -308,46 +245,3 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
 
 def _form(tensor: torch.Tensor | None) -> str:
     return "nothing" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
-
-
-def _response_request(sample: TrainSample) -> Request:
-    if sample.response_length and not sample.prompt_length:
-        raise DataError("the response has no token before it", place=f"sample {sample.index}")
-    return Request(sample.tokens, tuple(range(sample.prompt_length, len(sample.tokens))))
-
-
-def _loss_request(sample: TrainSample) -> Request:
-    offset = sample.prompt_length
-    return Request(sample.tokens, tuple(offset + i for i, flag in enumerate(sample.loss_mask) if flag))
-
-
-def _check_same_weights(
-    parameters: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], folder: Path
-) -> None:
-    for name in sorted(parameters.keys() | saved.keys()):
-        ours, theirs = parameters.get(name), saved.get(name)
-        if ours is None or theirs is None or ours.shape != theirs.shape:
-            shapes = [None if t is None else tuple(t.shape) for t in (ours, theirs)]
-            raise CheckpointError(
-                f"it is of another model: {name} is {shapes[1]} there and {shapes[0]} here", place=str(folder)
-            )
-
-
-def _rng_states() -> dict[str, torch.Tensor]:
-    states = {"torch": torch.get_rng_state()}
-    numpy_state: Any = np.random.get_state()
-    states["numpy_keys"] = torch.from_numpy(numpy_state[1].astype(np.int64))
-    states["numpy_rest"] = torch.tensor([numpy_state[2], numpy_state[3], numpy_state[4]], dtype=torch.float64)
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _restore_rng(states: Mapping[str, torch.Tensor], python_state: Any) -> None:
-    torch.set_rng_state(states["torch"])
-    position, has_gauss, gauss = states["numpy_rest"].tolist()
-    keys = states["numpy_keys"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))
-    random.setstate((python_state[0], tuple(python_state[1]), python_state[2]))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,118 @@
+"""A model under training on disk and at rest: parameters, optimizer and random states.
+
+Invariant: parameters keep their storage through a load. Knows parameters by name; knows no model and no loss.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slime.backends.torch.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from slime.backends.torch.memory import release_heap
+from slime.backends.torch.optim import Optimizer
+from slime.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What changes from step to step.
+
+    Attributes:
+        parameters: by Hugging Face name, tied ones once.
+        keeps_optimizer: whether checkpoints hold the optimizer's state.
+    """
+
+    parameters: Mapping[str, torch.nn.Parameter]
+    optimizer: Optimizer
+    keeps_optimizer: bool
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer, schedule position and RNG state below `folder`.
+
+        Raises:
+            CheckpointError: see `write_checkpoint`; nothing in memory is harmed.
+        """
+        optimizer = self.optimizer.state_tensors() if self.keeps_optimizer else {}
+        counters = {
+            "optimizer_steps": self.optimizer.steps,
+            "moment_steps": self.optimizer.moment_steps,
+            "optimizer_state": self.keeps_optimizer,
+            "python_rng": random.getstate(),
+        }
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        write_checkpoint(folder, Checkpoint(weights, optimizer, _rng_states(), counters))
+
+    def load(self, folder: Path, *, restart_at: int | None = None) -> None:
+        """Read a checkpoint into the present storage of the parameters; see `Trainer.load`.
+
+        Raises:
+            CheckpointError: no checkpoint, one of another model, or one without optimizer state where this
+                run was not told to do without (``--no-save-optim``).
+        """
+        saved = read_checkpoint(folder)
+        if self.keeps_optimizer and restart_at is None and not saved.counters["optimizer_state"]:
+            raise CheckpointError(
+                "it has no optimizer state",
+                place=str(folder),
+                remedy="give --no-save-optim to start a fresh one",
+            )
+        _check_same_weights(self.parameters, saved.weights, folder)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(saved.weights[name])
+        if restart_at is not None:
+            self.optimizer.load_state({}, steps=restart_at, moment_steps=0)
+        else:
+            counters = saved.counters
+            self.optimizer.load_state(
+                saved.optimizer, steps=counters["optimizer_steps"], moment_steps=counters["moment_steps"]
+            )
+        _restore_rng(saved.rng, saved.counters["python_rng"])
+
+    def rest(self) -> None:
+        """Drop gradients, and give freed memory back where the system is short of it."""
+        self.optimizer.zero_grad()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        release_heap()
+
+
+def _check_same_weights(
+    parameters: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], folder: Path
+) -> None:
+    for name in sorted(parameters.keys() | saved.keys()):
+        ours, theirs = parameters.get(name), saved.get(name)
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            shapes = [None if t is None else tuple(t.shape) for t in (ours, theirs)]
+            raise CheckpointError(
+                f"it is of another model: {name} is {shapes[1]} there and {shapes[0]} here", place=str(folder)
+            )
+
+
+def _rng_states() -> dict[str, torch.Tensor]:
+    states = {"torch": torch.get_rng_state()}
+    numpy_state: Any = np.random.get_state()
+    states["numpy_keys"] = torch.from_numpy(numpy_state[1].astype(np.int64))
+    states["numpy_rest"] = torch.tensor([numpy_state[2], numpy_state[3], numpy_state[4]], dtype=torch.float64)
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_rng(states: Mapping[str, torch.Tensor], python_state: Any) -> None:
+    torch.set_rng_state(states["torch"])
+    position, has_gauss, gauss = states["numpy_rest"].tolist()
+    keys = states["numpy_keys"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))
+    random.setstate((python_state[0], tuple(python_state[1]), python_state[2]))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

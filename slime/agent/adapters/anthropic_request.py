@@ -8,12 +8,14 @@ model is refused by name. Knows no session: what names an earlier turn is listed
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import orjson
 
 from slime.agent.adapters.anthropic_tools import ClientTools, definition_text, tool_of
 from slime.agent.adapters.openai_body import Fields, can_be_written, invalid
+from slime.agent.adapters.translations import Translations
 from slime.agent.messages import HANDLES, Message
 from slime.agent.template_fit import RAW_ARGUMENTS
 
@@ -28,24 +30,31 @@ _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 _UNREADABLE = ("encrypted", "cache_control", "caller", "citations")
 
 
-def messages_of(fields: Fields, tools: ClientTools) -> list[Message]:
+def messages_of(fields: Fields, tools: ClientTools, known: Translations) -> list[Message]:
     """The messages of a body, its `system` first.
+
+    Args:
+        known: what messages of this session were translated to.
 
     Raises:
         AdapterError: ``invalid_request``, naming the field, as ``messages[3].content[0].type``.
     """
     messages = _system(fields, "system", tools)
-    for message in fields.objects("messages"):
-        role = message.text("role")
-        if role == "user":
-            messages += _user(message, tools)
-        elif role == "assistant":
-            messages.append(_assistant(message, tools))
-        elif role == "system":
-            messages += _system(message, "content", tools)
-        else:
-            raise invalid(message.at("role"), f"must be user, assistant or system, not {role!r}")
+    context = hash(orjson.dumps(tools.deferred)) if tools.deferred else 0
+    for given in fields.objects("messages"):
+        messages += known.of(given.value, partial(_message, given, tools), context=context)
     return messages
+
+
+def _message(fields: Fields, tools: ClientTools) -> list[Message]:
+    role = fields.text("role")
+    if role == "user":
+        return _user(fields, tools)
+    if role == "assistant":
+        return [_assistant(fields, tools)]
+    if role == "system":
+        return _system(fields, "content", tools)
+    raise invalid(fields.at("role"), f"must be user, assistant or system, not {role!r}")
 
 
 def _system(fields: Fields, name: str, tools: ClientTools) -> list[Message]:

@@ -15,13 +15,16 @@ from slime.agent.adapters.anthropic_request import messages_of
 from slime.agent.adapters.anthropic_tools import choice_of, tools_of
 from slime.agent.adapters.openai_body import Fields, invalid
 from slime.agent.adapters.traffic import origin_of
+from slime.agent.adapters.translations import Translations
 from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
 
 
 class AnthropicWire(WireProtocol):
     """The protocol of Claude Code, the Anthropic SDKs, and opencode's and litellm's Anthropic providers."""
 
-    def translate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
+    def translate(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], known: Translations | None = None
+    ) -> ModelRequest:
         """The request in the common form.
 
         `extra["deferred_tools"]` holds the schemas of tools that are not in the prompt's list but can be
@@ -31,7 +34,7 @@ class AnthropicWire(WireProtocol):
         tools = tools_of(fields)
         if not fields.items("messages"):
             raise invalid("messages", "at least one is required")
-        messages = messages_of(fields, tools)
+        messages = messages_of(fields, tools, known or Translations())
         choice, parallel = choice_of(fields, tools)
         max_tokens = fields.count("max_tokens")
         offered = [*tools.shown, *tools.deferred.values()]

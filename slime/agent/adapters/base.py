@@ -227,7 +227,7 @@ class BaseAdapter:
 
     async def _handle(self, http: web.Request, protocol: WireProtocol) -> web.StreamResponse:
         async with self._admitted(http) as (sid, session, body):
-            request = self._translate(protocol, http, body)
+            request = self._translate(protocol, http, body, session)
             return await self._answer(http, protocol, request, sid, session)
 
     @asynccontextmanager
@@ -264,9 +264,11 @@ class BaseAdapter:
         """The session that a request names."""
         return named_session(http, body)
 
-    def _translate(self, protocol: WireProtocol, http: web.Request, body: Mapping[str, Any]) -> ModelRequest:
+    def _translate(
+        self, protocol: WireProtocol, http: web.Request, body: Mapping[str, Any], session: Session
+    ) -> ModelRequest:
         """A body in the common form."""
-        request = protocol.translate(body, http.headers)
+        request = protocol.translate(body, http.headers, session.translations)
         if not request.stream and "text/event-stream" in http.headers.get("Accept", ""):
             request = replace(request, stream=True)
         for index, message in enumerate(request.messages):
@@ -410,7 +412,7 @@ class BaseAdapter:
     async def _count_tokens(self, http: web.Request, protocol: WireProtocol) -> web.StreamResponse:
         """The number of prompt tokens that a request would have."""
         async with self._admitted(http) as (sid, session, body):
-            prompt = _prompt(session, self._translate(protocol, http, body))
+            prompt = _prompt(session, self._translate(protocol, http, body, session))
         self.manager.forget_place(sid, prompt.place)
         return json_response({"input_tokens": len(prompt.ids)})
 

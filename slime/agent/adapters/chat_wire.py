@@ -8,12 +8,14 @@ session. Knows nothing of the answer's form (`chat_reply`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from slime.agent.adapters.chat_reply import ChatWriter
 from slime.agent.adapters.openai_body import Fields, function_tool, invalid
 from slime.agent.adapters.openai_shapes import ClientTraits, refusal
 from slime.agent.adapters.traffic import origin_of
+from slime.agent.adapters.translations import Translations
 from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
 from slime.agent.messages import Message
 
@@ -21,10 +23,17 @@ from slime.agent.messages import Message
 class ChatWire(WireProtocol):
     """The protocol of the OpenAI SDKs' `chat.completions`, qwen-code, opencode, litellm and many more."""
 
-    def translate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
+    def translate(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], known: Translations | None = None
+    ) -> ModelRequest:
         fields = Fields(body)
         _check_supported(fields)
-        messages = [_message(message) for message in fields.objects("messages")]
+        known = known or Translations()
+        messages = [
+            translated
+            for given in fields.objects("messages")
+            for translated in known.of(given.value, partial(_messages, given))
+        ]
         if not messages:
             raise invalid("messages", "at least one is required")
         messages = _without_broken(messages)
@@ -72,6 +81,10 @@ def _stop(fields: Fields) -> Sequence[str]:
         if not isinstance(stop, str) or not stop:
             raise invalid(f"stop[{index}]", "expected text that is not empty")
     return stops
+
+
+def _messages(fields: Fields) -> list[Message]:
+    return [_message(fields)]
 
 
 def _message(fields: Fields) -> Message:

@@ -16,6 +16,7 @@ from slime.agent.adapters.responses_reply import ReplyPlan, ResponsesWriter
 from slime.agent.adapters.responses_request import messages_of
 from slime.agent.adapters.responses_tools import ToolTable
 from slime.agent.adapters.traffic import origin_of
+from slime.agent.adapters.translations import Translations
 from slime.agent.adapters.wire import AdapterError, ModelRequest, WireProtocol
 from slime.agent.messages import Message
 
@@ -25,7 +26,9 @@ _NEEDS_STORAGE = ("conversation", "prompt")
 class ResponsesWire(WireProtocol):
     """The protocol of Codex, the OpenAI SDKs' `responses`, openai-agents, and opencode's openai provider."""
 
-    def translate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
+    def translate(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], known: Translations | None = None
+    ) -> ModelRequest:
         fields = Fields(body)
         _check_supported(fields)
         table = ToolTable(fields.objects("tools"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.agent.adapters.exchange import StoredReply
+from slime.agent.adapters.translations import Translations
 from slime.agent.adapters.wire import AdapterError
 from slime.agent.session import TokenSession
 from slime.agent.template import ChatTemplate
@@ -42,6 +43,7 @@ class Session:
         running: answers that are being sampled.
         replies: answers for clients that ask again, until the client goes on from them.
         asked: requests that are being answered, by their prompt's place.
+        translations: of the messages that were sent so far.
     """
 
     tokens: TokenSession
@@ -52,6 +54,7 @@ class Session:
     inflight: set[asyncio.Task[Any]] = field(default_factory=set)
     replies: dict[Turn, StoredReply] = field(default_factory=dict)
     asked: dict[Node, asyncio.Event] = field(default_factory=dict)
+    translations: Translations = field(default_factory=Translations)
 
 
 class Sessions:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from slime.agent.adapters.translations import Translations
 from slime.agent.messages import Message
 from slime.agent.parsing.events import OutputEvent
 from slime.errors import SlimeError
@@ -155,8 +156,13 @@ class WireProtocol(abc.ABC):
     keepalive_seconds: float = 15.0
 
     @abc.abstractmethod
-    def translate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ModelRequest:
+    def translate(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], known: Translations | None = None
+    ) -> ModelRequest:
         """The request in the common form.
+
+        Args:
+            known: of the session, for protocols whose histories are translated message by message.
 
         Raises:
             AdapterError: ``invalid_request``, naming the field and place: ``messages[3].content[0].type``.

@@ -99,8 +99,7 @@ def flag(
         "negated": negated,
     }
     if isinstance(default, list | dict):
-        factory = list if isinstance(default, list) else dict
-        return dataclasses.field(default_factory=factory, metadata=metadata)
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

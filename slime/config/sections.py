@@ -254,6 +254,15 @@ class TrainConfig:
     train_num_threads: int | None = flag(
         None, "CPU threads of training (default: all cores)", "int", at_least=1
     )
+    gradient_checkpointing: bool = flag(
+        False, "keep only the input of each layer, and compute the rest again in the backward", "switch"
+    )
+    lora_rank: int = flag(0, "train LoRA adapters of this rank; 0 trains all weights", "int", at_least=0)
+    lora_alpha: float = flag(32.0, "adapters are scaled by alpha / rank", "float", above=0)
+    lora_dropout: float = flag(0.0, "0 only: with dropout, log-probs would not be exact", "float")
+    lora_target_modules: list[str] = flag(
+        ["all-linear"], "names of the layers with an adapter, e.g. q_proj v_proj", "strs"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

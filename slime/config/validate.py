@@ -7,6 +7,7 @@ Runs before a model loads; knows nothing of torch, engines or hooks' contents.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +183,8 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("no_save_optim", config.model.save or config.model.load, "--save or --load"),
         ("save", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
         ("save_hf", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
+        ("lora_alpha", train.lora_rank, "--lora-rank"),
+        ("lora_target_modules", train.lora_rank, "--lora-rank"),
         ("rm_url", "remote_rm" in (config.reward.rm_type or "remote_rm"), "--rm-type remote_rm"),
         ("rm_type", config.reward.custom_rm_path is None, "the built-in rewards (no --custom-rm-path)"),
         (
@@ -245,6 +248,18 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             f"takes pairs of name and path, got {len(pairs)} words",
             "name path name path",
         )
+
+
+def _adapters(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    if config.train.lora_dropout:
+        yield Problem(
+            "--lora-dropout",
+            f"must be 0, got {config.train.lora_dropout:g}: the policy that is trained must be the one that "
+            "sampled, and dropout makes its log-probs random",
+            "leave it out",
+        )
+    if config.train.lora_rank and importlib.util.find_spec("peft") is None:
+        yield Problem("--lora-rank", "needs the package peft", "pip install 'slime[lora]'")
 
 
 def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
@@ -328,6 +343,7 @@ CHECKS: tuple[Check, ...] = (
     _contradictions,
     _unused,
     _incomplete,
+    _adapters,
     _cannot_learn,
     _doubtful,
 )

@@ -1,6 +1,7 @@
 """The trainer as an actor: one model under training whose weights lie in memory that the engine maps.
 
-On CPU the parameters live there themselves; from another device they are copied there after each change.
+On CPU the parameters live there themselves; what lives elsewhere (another device, a base with adapters) is
+copied there after each change.
 Invariant: weights change only inside `train` and `load`, between the engine's `hold` and `update`.
 """
 
@@ -112,9 +113,10 @@ class TrainActor:
 
     def _publish(self) -> None:
         """Copy the weights to where the engine maps them, where they do not live there."""
-        if self._trainer.device.type != "cpu":
-            for name, weight in self._trainer.weights():
-                self._weights.views[name].copy_(weight)
+        for name, weight in self._trainer.weights():
+            view = self._weights.views[name]
+            if weight.data_ptr() != view.data_ptr():
+                view.copy_(weight)
 
 
 def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:

@@ -108,7 +108,7 @@ class _TokenLogProbs(torch.autograd.Function):
         head, options, kept = ctx.head, ctx.options, ctx.kept
         ctx.kept = None
         uses_entropy = bool(grad_entropy.any())
-        sums = _Gradients(hidden, head)
+        sums = _Gradients(hidden, head, learns=ctx.needs_input_grad[1])
         for rows, queries in reversed(list(_chunks(len(hidden), query_position, options.chunk))):
             log_p = kept
             if log_p is None:
@@ -125,21 +125,24 @@ class _TokenLogProbs(torch.autograd.Function):
 
 
 class _Gradients:
-    """Gradients of hidden states, weight and bias, summed over chunks in float32."""
+    """Gradients, summed over chunks in float32: of hidden states and, where it learns, of weight and bias."""
 
-    def __init__(self, states: torch.Tensor, head: Head) -> None:
+    def __init__(self, states: torch.Tensor, head: Head, *, learns: bool) -> None:
         self._states = states
         self._head = head
+        self._learns = learns
         self.hidden = torch.empty_like(states)
         self.weight: torch.Tensor | None = None
-        self.bias = None if head.bias is None else torch.zeros_like(head.bias)
+        self.bias = torch.zeros_like(head.bias) if learns and head.bias is not None else None
 
     def add(self, rows: slice, grad_logits: torch.Tensor, options: LogitOptions) -> None:
         """Take the gradient [C, V] of a chunk's softmax arguments."""
         factor = self._head.scale / options.temperature
         grad = grad_logits.to(options.dtype)
-        states = self._states[rows].to(options.dtype) * factor
         self.hidden[rows] = (grad @ self._head.weight.to(options.dtype)) * factor
+        if not self._learns:
+            return
+        states = self._states[rows].to(options.dtype) * factor
         if self.weight is None:
             self.weight = (grad.t() @ states).to(self._head.weight.dtype)
         elif options.dtype == self.weight.dtype:

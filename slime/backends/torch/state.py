@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from slime.backends.torch.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from slime.backends.torch.lora import check_settings
 from slime.backends.torch.memory import release_heap
 from slime.backends.torch.optim import Optimizer
 from slime.errors import CheckpointError
@@ -26,13 +27,15 @@ class TrainingState:
     """What changes from step to step.
 
     Attributes:
-        parameters: by Hugging Face name, tied ones once.
+        parameters: those that train, by name, tied ones once.
         keeps_optimizer: whether checkpoints hold the optimizer's state.
+        adapters: what a checkpoint's adapters must agree on; see `LoraAdapters.settings`.
     """
 
     parameters: Mapping[str, torch.nn.Parameter]
     optimizer: Optimizer
     keeps_optimizer: bool
+    adapters: Mapping[str, Any] | None = None
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer, schedule position and RNG state below `folder`.
@@ -45,6 +48,7 @@ class TrainingState:
             "optimizer_steps": self.optimizer.steps,
             "moment_steps": self.optimizer.moment_steps,
             "optimizer_state": self.keeps_optimizer,
+            "lora": self.adapters,
             "python_rng": random.getstate(),
         }
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
@@ -64,6 +68,7 @@ class TrainingState:
                 place=str(folder),
                 remedy="give --no-save-optim to start a fresh one",
             )
+        check_settings(self.adapters, saved.counters.get("lora"), folder)
         _check_same_weights(self.parameters, saved.weights, folder)
         with torch.no_grad():
             for name, parameter in self.parameters.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast, get_args
 
@@ -19,9 +20,11 @@ from slime.backends.torch.batches import MicroBatches, loss_request, response_re
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
 from slime.backends.torch.forest import PackedBatch
 from slime.backends.torch.logprob import default_chunk
+from slime.backends.torch.lora import LoraAdapters
 from slime.backends.torch.memory import keep_heap
 from slime.backends.torch.model import CausalModel, load_model
 from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.recompute import recompute_layers
 from slime.backends.torch.state import TrainingState
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
@@ -71,16 +74,21 @@ class TorchTrainer:
         self._gap_from_old = not algorithm.use_rollout_logprobs
         self.tokenizer = load_tokenizer(model.hf_checkpoint)
         self._model = load_model(model.hf_checkpoint, precision=train.train_precision, device=device)
+        self._lora = LoraAdapters(self._model.module, train) if train.lora_rank else None
+        if train.gradient_checkpointing:
+            recompute_layers(self._model.module)
         self._batches = MicroBatches.of(train, share_prefixes=share_prefixes, device=self._model.device)
         self._reference: CausalModel | None = None
         if algorithm.use_kl_loss or algorithm.kl_coef:
-            self._reference = load_model(
-                model.ref_load or model.hf_checkpoint, precision=train.train_precision, device=device
-            )
-            self._reference.module.requires_grad_(False)
+            self._reference = self._load_reference(model, device)
         parameters = dict(self.named_parameters())
         self._optimizer = Optimizer(parameters, train, total_steps)
-        self._state = TrainingState(parameters, self._optimizer, keeps_optimizer=not model.no_save_optim)
+        self._state = TrainingState(
+            parameters,
+            self._optimizer,
+            keeps_optimizer=not model.no_save_optim,
+            adapters=self._lora.settings() if self._lora else None,
+        )
 
     @property
     def precision(self) -> str:
@@ -93,28 +101,36 @@ class TorchTrainer:
         return self._model.device
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Trained parameters by Hugging Face name, tied ones once."""
-        yield from self._model.module.named_parameters()
+        """Trained parameters by name (without adapters the Hugging Face name), tied ones once."""
+        for name, parameter in self._model.module.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Current weights by Hugging Face name, tied weights once; views, not copies."""
+        """Current weights by Hugging Face name, tied weights once: views, or copies with adapters merged."""
+        if self._lora is not None:
+            yield from self._lora.merged()
+            return
         for name, parameter in self.named_parameters():
             yield name, parameter.detach()
 
     def alias_parameters(self, views: Mapping[str, torch.Tensor]) -> None:
         """Move the parameters into given storage: their values are copied there, and they live there.
 
+        Weights with an adapter stay where they are: their merged value is no parameter.
+
         Args:
-            views: a tensor of equal shape, dtype and device for every name of `named_parameters`.
+            views: a tensor of equal shape, dtype and device for every name of `weights`.
 
         Raises:
             ConfigError: a name is missing, or a view does not fit; no parameter was moved.
         """
-        for name, parameter in self.named_parameters():
+        parameters = dict(self.named_parameters() if self._lora is None else self._lora.base_weights())
+        for name, parameter in parameters.items():
             needed, found = _form(parameter), _form(views.get(name))
             if needed != found:
                 raise ConfigError(f"needs {needed}, got {found}", place=name)
-        for name, parameter in self.named_parameters():
+        for name, parameter in parameters.items():
             view = views[name]
             view.copy_(parameter.detach())
             parameter.data = view
@@ -131,7 +147,8 @@ class TorchTrainer:
             raise ConfigError("the reference model is loaded only with --use-kl-loss", place="log_probs")
         requests = [response_request(sample) for sample in samples]
         found: list[list[float]] = [[] for _ in samples]
-        with torch.no_grad():
+        is_base = reference and model is self._model
+        with torch.no_grad(), self._lora.off() if self._lora and is_base else nullcontext():
             for members, batch in self._batches.pack([(i, r) for i, r in enumerate(requests) if r.targets]):
                 log_probs, _ = model.log_probs(batch, temperature=self._temperature, chunk=self._chunk)
                 rows = torch.split(log_probs.cpu(), list(batch.row_sizes))
@@ -182,15 +199,20 @@ class TorchTrainer:
     def save_hf(self, folder: Path) -> None:
         """Write a Hugging Face folder with weights, configs and tokenizer.
 
+        Adapters are merged, and also lie in its subfolder ``adapter`` as peft reads them.
+
         Raises:
             CheckpointError: see `write_checkpoint`.
         """
+        weights = dict(self.weights())
 
         def write(place: Path) -> None:
-            self._model.module.save_pretrained(place)
+            self._model.module.save_pretrained(place, state_dict=weights)
             self.tokenizer.save_pretrained(place)
+            if self._lora is not None:
+                self._lora.save_peft(place / "adapter")
 
-        write_folder(folder, write, tensor_bytes(dict(self.weights())))
+        write_folder(folder, write, tensor_bytes(weights))
 
     def sleep(self) -> None:
         """Drop gradients, give freed memory back where the system is short of it, and use one thread."""
@@ -200,6 +222,16 @@ class TorchTrainer:
     def wake(self) -> None:
         """Take the threads of training again."""
         torch.set_num_threads(self._threads)
+
+    def _load_reference(self, model: ModelConfig, device: str | None) -> CausalModel:
+        """The frozen model of the KL term; under adapters it is the base itself, not a second copy."""
+        assert model.hf_checkpoint is not None
+        if self._lora is not None and model.ref_load in (None, model.hf_checkpoint):
+            return self._model
+        folder = model.ref_load or model.hf_checkpoint
+        reference = load_model(folder, precision=self._config.train_precision, device=device)
+        reference.module.requires_grad_(False)
+        return reference
 
     @property
     def _chunk(self) -> int:

@@ -105,6 +105,8 @@ def test_flags_are_never_abbreviated(base):
             ["--debug-train-only", "--loss-type", "sft_loss", "--disable-rollout-global-dataset"],
             "has no effect",
         ),
+        (["--lora-alpha", "8"], "--lora-alpha: has no effect without --lora-rank"),
+        (["--lora-rank", "8", "--lora-dropout", "0.1"], "--lora-dropout: must be 0, got 0.1"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_flag(base, words, message):

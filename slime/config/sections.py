@@ -248,6 +248,14 @@ class TrainConfig:
     micro_batch_size: int = flag(1, "samples per micro-batch", "int", at_least=1)
     use_dynamic_batch_size: bool = flag(False, "fill micro-batches up to --max-tokens-per-gpu", "switch")
     max_tokens_per_gpu: int | None = flag(None, "tokens per micro-batch", "int", at_least=1)
+    tree_batches: str = flag(
+        "auto",
+        "compute prefixes that samples share once: on, off, or where that saves at least 5 % of the tokens; "
+        "a micro-batch that shares holds as many tokens as two samples of the longest length, or more if "
+        "--micro-batch-size or --max-tokens-per-gpu says so",
+        "str",
+        choices=["auto", "on", "off"],
+    )
     log_probs_chunk_size: int = flag(
         -1, "tokens whose logits are held at once; -1 chooses", "int", at_least=-1
     )

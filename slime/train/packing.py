@@ -8,8 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from slime.train.tree import PrefixForest, build_forest
+from slime.train.tree import PrefixForest, build_forest, prefix_tokens
+
+TreeBatches = Literal["auto", "on", "off"]
+# Below this share of saved tokens, attention behind prefixes costs about what it saves (benchmarks/tree.py).
+_WORTH_SHARING = 0.05
+_LEAST_ROOM = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """What a micro-batch may hold.
+
+    Attributes:
+        rows_per_batch: rows of a micro-batch that shares nothing; with `max_tokens` not used.
+        max_tokens: computed tokens of a micro-batch; None goes by rows.
+        trees: whether common prefixes are computed once: always, never, or where at least 5 % of the tokens
+            are saved.
+    """
+
+    rows_per_batch: int = 1
+    max_tokens: int | None = None
+    trees: TreeBatches = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Row indices that are computed together, and whether their common prefixes are computed once."""
+
+    rows: list[int]
+    shared: bool
 
 
 @dataclass(slots=True)
@@ -26,6 +56,37 @@ class _Item:
     segments: frozenset[int]
     tokens: int
     rows: tuple[int, ...]
+
+
+def micro_batches(rows: Sequence[tuple[int, ...]], packing: Packing) -> list[MicroBatch]:
+    """All rows, as the packing says.
+
+    Rows that share their prefixes go together by computed tokens. Where the packing goes by rows, the budget
+    is then what `rows_per_batch` rows of the longest length compute, at least two of them.
+    """
+    if not rows or not _pays(rows, packing.trees):
+        packs = _separate(rows, packing)
+        return [MicroBatch(pack, shared=False) for pack in packs]
+    room = packing.max_tokens or max(packing.rows_per_batch, _LEAST_ROOM) * max(map(len, rows))
+    packs = pack_tokens(rows, max_tokens=room)
+    return [MicroBatch(pack, shared=_shares([rows[i] for i in pack], packing.trees, room)) for pack in packs]
+
+
+def _separate(rows: Sequence[tuple[int, ...]], packing: Packing) -> list[list[int]]:
+    if packing.max_tokens is None:
+        return pack_rows(rows, rows_per_batch=packing.rows_per_batch)
+    return pack_tokens(rows, max_tokens=packing.max_tokens, share_prefixes=False)
+
+
+def _shares(rows: Sequence[tuple[int, ...]], trees: TreeBatches, room: int) -> bool:
+    return _pays(rows, trees) or sum(map(len, rows)) > room
+
+
+def _pays(rows: Sequence[tuple[int, ...]], trees: TreeBatches) -> bool:
+    """Whether these rows are computed with common prefixes once."""
+    if trees != "auto":
+        return trees == "on"
+    return prefix_tokens(rows) >= _WORTH_SHARING * sum(map(len, rows))
 
 
 def pack_rows(rows: Sequence[tuple[int, ...]], *, rows_per_batch: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.train.batch import TrainSample
 
 
-def make_trainer(folder, *, algorithm=None, share=True, temperature=1.3, model=None, **train):
+def make_trainer(folder, *, algorithm=None, temperature=1.3, model=None, **train):
     """A trainer whose gradients stay readable: no clipping, one thread."""
     config = {"clip_grad": 0.0, "lr": 1e-3, "train_num_threads": 1, "train_precision": "float32"} | train
     return TorchTrainer(
@@ -18,7 +18,6 @@ def make_trainer(folder, *, algorithm=None, share=True, temperature=1.3, model=N
         TrainConfig(**config),
         temperature=temperature,
         total_steps=10,
-        share_prefixes=share,
     )
 
 

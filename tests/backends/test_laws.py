@@ -23,7 +23,7 @@ def train(folder, samples, algorithm=ALGORITHM, **settings):
 
 @pytest.fixture(scope="module")
 def reference(tiny_dir):
-    return train(tiny_dir, group_samples(), share=False, micro_batch_size=1)
+    return train(tiny_dir, group_samples(), tree_batches="off", micro_batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def reference(tiny_dir):
     [
         {"micro_batch_size": 1},
         {"micro_batch_size": 4},
-        {"micro_batch_size": 64, "share": False},
+        {"micro_batch_size": 64, "tree_batches": "off"},
         {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 24},
         {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 10_000},
-        {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 40, "share": False},
+        {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 40, "tree_batches": "off"},
         {"log_probs_chunk_size": 3},
     ],
     ids=str,

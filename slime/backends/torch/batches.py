@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -15,26 +16,18 @@ from slime.backends.torch.forest import PackedBatch, Request, input_tokens, pack
 from slime.config.sections import TrainConfig
 from slime.errors import ConfigError, DataError
 from slime.train.batch import TrainSample
-from slime.train.packing import pack_rows, pack_tokens
+from slime.train.packing import Packing, TreeBatches, micro_batches
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """How requests are put together.
+    """How requests are put together, and where their tensors go."""
 
-    Attributes:
-        budget: tokens of a micro-batch, or None where it has a fixed number of rows.
-        rows: that number.
-        share_prefixes: compute a common prefix of the rows of a micro-batch once.
-    """
-
-    budget: int | None
-    rows: int
-    share_prefixes: bool
+    packing: Packing
     device: torch.device
 
     @classmethod
-    def of(cls, config: TrainConfig, *, share_prefixes: bool, device: torch.device) -> MicroBatches:
+    def of(cls, config: TrainConfig, *, device: torch.device) -> MicroBatches:
         """What the flags declare.
 
         Raises:
@@ -42,20 +35,20 @@ class MicroBatches:
         """
         if config.use_dynamic_batch_size and config.max_tokens_per_gpu is None:
             raise ConfigError("--use-dynamic-batch-size needs a budget", place="--max-tokens-per-gpu")
-        budget = config.max_tokens_per_gpu if config.use_dynamic_batch_size else None
-        return cls(budget, config.micro_batch_size, share_prefixes, device)
+        packing = Packing(
+            rows_per_batch=config.micro_batch_size,
+            max_tokens=config.max_tokens_per_gpu if config.use_dynamic_batch_size else None,
+            trees=cast(TreeBatches, config.tree_batches),
+        )
+        return cls(packing, device)
 
     def pack(self, requests: Sequence[tuple[int, Request]]) -> Iterator[tuple[list[int], PackedBatch]]:
         """Micro-batches of numbered requests: the numbers of each, and its tensors."""
         rows = [input_tokens(request) for _, request in requests]
-        if self.budget is not None:
-            packs = pack_tokens(rows, max_tokens=self.budget, share_prefixes=self.share_prefixes)
-        else:
-            packs = pack_rows(rows, rows_per_batch=self.rows)
-        for pack in packs:
-            members = [requests[i] for i in pack]
+        for found in micro_batches(rows, self.packing):
+            members = [requests[i] for i in found.rows]
             batch = pack_requests(
-                [request for _, request in members], share_prefixes=self.share_prefixes, device=self.device
+                [request for _, request in members], share_prefixes=found.shared, device=self.device
             )
             yield [number for number, _ in members], batch
 

@@ -47,7 +47,6 @@ class TorchTrainer:
         *,
         temperature: float,
         total_steps: int,
-        share_prefixes: bool = True,
         device: str | None = None,
     ) -> None:
         """Load the models.
@@ -55,7 +54,6 @@ class TorchTrainer:
         Args:
             temperature: sampling temperature of the rollouts; logits are divided by it.
             total_steps: optimizer steps of the whole run, for the schedule.
-            share_prefixes: compute a common prefix of the rows of a micro-batch once.
             device: of the models, e.g. ``cpu``; None is CUDA where there is a GPU, else the CPU.
 
         Raises:
@@ -77,7 +75,7 @@ class TorchTrainer:
         self._lora = LoraAdapters(self._model.module, train) if train.lora_rank else None
         if train.gradient_checkpointing:
             recompute_layers(self._model.module)
-        self._batches = MicroBatches.of(train, share_prefixes=share_prefixes, device=self._model.device)
+        self._batches = MicroBatches.of(train, device=self._model.device)
         self._reference: CausalModel | None = None
         if algorithm.use_kl_loss or algorithm.kl_coef:
             self._reference = self._load_reference(model, device)

@@ -80,7 +80,7 @@ def test_gradients_do_not_depend_on_prefix_sharing_or_micro_batches(tiny_dir):
     found = []
     for options in (
         {"micro_batch_size": 6},
-        {"micro_batch_size": 6, "share": False},
+        {"micro_batch_size": 6, "tree_batches": "off"},
         {"micro_batch_size": 1},
     ):
         trainer = lora_trainer(tiny_dir, **options)

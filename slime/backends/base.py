@@ -25,6 +25,8 @@ class StepRow:
             step is exactly on-policy and the current log-probs, detached, are the old ones.
         sequence_log_ratio: mean of log pi - log pi_old over the trained tokens of the row's rollout, at the
             start of the step; 0.0 where the step is exactly on-policy.
+        correction: factor of the policy-gradient term, one per response token, settled over the whole step;
+            None is 1.
         stale: an older policy than the newest of the batch sampled it, so its old log-probs are the engine's.
         weight: factor on the sum of this row's masked token losses. Weights are computed over the whole step
             before packing, so the loss of the step is the plain sum over rows and does not depend on cuts.
@@ -36,6 +38,7 @@ class StepRow:
     old_log_probs: tuple[float, ...] | None = None
     ref_log_probs: tuple[float, ...] | None = None
     sequence_log_ratio: float = 0.0
+    correction: tuple[float, ...] | None = None
     stale: bool = False
 
 

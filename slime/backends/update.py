@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from slime.backends.base import StepRow, Trainer
+from slime.backends.factors import Factors, needs_trainer_log_probs, step_factors
+from slime.backends.hooks import NO_HOOKS, TrainHooks
+from slime.backends.rollout_data import hooked_inputs
 from slime.config.sections import AlgorithmConfig
 from slime.errors import DataError, RolloutFailedError
 from slime.train.advantages import Estimator, TokenAdvantages, TokenInputs, estimator_name, token_advantages
@@ -54,7 +57,12 @@ class RolloutUpdate:
 
 
 def train_on_rollouts(
-    trainer: Trainer, samples: Sequence[TrainSample], *, algorithm: AlgorithmConfig, rollouts_per_step: int
+    trainer: Trainer,
+    samples: Sequence[TrainSample],
+    *,
+    algorithm: AlgorithmConfig,
+    rollouts_per_step: int,
+    hooks: TrainHooks = NO_HOOKS,
 ) -> RolloutUpdate:
     """Train on all samples of a rollout, in steps of `rollouts_per_step` rollouts.
 
@@ -65,6 +73,7 @@ def train_on_rollouts(
     Raises:
         RolloutFailedError: no sample votes.
         RewardError, DataError: a sample that cannot be trained, by name.
+        HookError: one of `hooks` raised or broke its contract.
     """
     if algorithm.loss_type == "sft_loss":
         return _train_on_conversations(trainer, samples, algorithm, rollouts_per_step)
@@ -75,17 +84,21 @@ def train_on_rollouts(
         raise RolloutFailedError("no sample of the rollout can train: all failed or were removed")
     newest = max(sample.policy_version for sample in samples)
     stale = frozenset(s.index for s in _flat(steps) if s.policy_version < newest and s.trained_tokens)
-    old = _old_log_probs(trainer, steps, stale, algorithm)
+    before = _log_probs(trainer, _rows_to_score(steps, stale, algorithm, hooks), reference=False)
+    old = _old_log_probs(steps, stale, before, algorithm)
     has_reference = bool(algorithm.use_kl_loss or algorithm.kl_coef)
     reference = _log_probs(trainer, _flat(steps), reference=True) if has_reference else {}
-    current = _log_probs(trainer, _flat(steps), reference=False) if algorithm.kl_coef else {}
-    found = token_advantages(
-        samples, _estimator(algorithm), TokenInputs(log_probs=current, ref_log_probs=reference)
-    )
+    inputs = TokenInputs(log_probs=before, ref_log_probs=reference)
+    estimator = _estimator(algorithm)
+    if hooks.advantages is not None:
+        inputs = hooked_inputs(samples, estimator, inputs, hooks.advantages, hooks.args)
+    found = token_advantages(samples, estimator, inputs)
     advantages = {index: tuple(values.tolist()) for index, values in found.advantages.items()}
     metrics = []
     for step in steps:
+        weights = _weights(step, algorithm)
         ratios = _sequence_ratios(trainer, step, old) if _needs_sequence_ratio(algorithm) else {}
+        factors, factor_metrics = step_factors(step, {**before, **old}, weights, algorithm, hooks)
         rows = _step_rows(
             step,
             advantages,
@@ -93,9 +106,10 @@ def train_on_rollouts(
             reference if algorithm.use_kl_loss else {},
             ratios,
             stale,
-            _weights(step, algorithm),
+            weights,
+            factors,
         )
-        metrics.append(trainer.step(rows))
+        metrics.append(trainer.step(rows) | factor_metrics)
     rollout = _rollout_metrics(samples, found) | {
         "steps": float(len(steps)),
         "stale_rows": float(len(stale)),
@@ -112,7 +126,7 @@ def _train_on_conversations(
         raise RolloutFailedError("no sample can train: all were removed")
     ones = {sample.index: tuple(map(float, sample.loss_mask)) for sample in _flat(steps)}
     metrics = [
-        trainer.step(_step_rows(step, ones, {}, {}, {}, frozenset(), _weights(step, algorithm)))
+        trainer.step(_step_rows(step, ones, {}, {}, {}, frozenset(), _weights(step, algorithm), {}))
         for step in steps
     ]
     rollout = {
@@ -153,18 +167,32 @@ def _sequence_ratios(trainer: Trainer, step: Sequence[TrainSample], old: LogProb
     return mean_log_ratios(rows, current, before)
 
 
-def _old_log_probs(
-    trainer: Trainer,
+def _rows_to_score(
     steps: Sequence[Sequence[TrainSample]],
     stale: AbstractSet[int],
+    algorithm: AlgorithmConfig,
+    hooks: TrainHooks,
+) -> list[TrainSample]:
+    """Rows whose log-probs under the weights before the first step are needed."""
+    if algorithm.kl_coef or hooks.advantages is not None or needs_trainer_log_probs(algorithm, hooks):
+        return _flat(steps)
+    if algorithm.use_rollout_logprobs:
+        return []
+    return [sample for sample in _flat(steps[1:]) if sample.index not in stale]
+
+
+def _old_log_probs(
+    steps: Sequence[Sequence[TrainSample]],
+    stale: AbstractSet[int],
+    before: LogProbs,
     algorithm: AlgorithmConfig,
 ) -> LogProbs:
     if algorithm.use_rollout_logprobs:
         return {sample.index: _recorded(sample, "--use-rollout-logprobs needs") for sample in _flat(steps)}
     older = [sample for sample in _flat(steps) if sample.index in stale]
     recorded = {s.index: _recorded(s, f"a row of older policy {s.policy_version} needs") for s in older}
-    later = [sample for sample in _flat(steps[1:]) if sample.index not in stale]
-    return {**recorded, **_log_probs(trainer, later, reference=False)}
+    later = [s.index for s in _flat(steps[1:]) if s.index not in stale and s.trained_tokens]
+    return {**recorded, **{index: before[index] for index in later}}
 
 
 def _recorded(sample: TrainSample, reason: str) -> tuple[float, ...]:
@@ -193,6 +221,7 @@ def _step_rows(
     ratios: Mapping[int, float],
     stale: AbstractSet[int],
     weights: Mapping[int, float],
+    factors: Factors,
 ) -> list[StepRow]:
     return [
         StepRow(
@@ -202,6 +231,7 @@ def _step_rows(
             old_log_probs=old.get(sample.index),
             ref_log_probs=reference.get(sample.index),
             sequence_log_ratio=ratios.get(sample.rollout_id, 0.0),
+            correction=factors.get(sample.index),
             stale=sample.index in stale,
         )
         for sample in step

@@ -222,6 +222,34 @@ class AlgorithmConfig:
         choices=["clip", "truncate", "mask"],
     )
     tis_clip_low: float = flag(0.0, "lower bound of the weight", "float", at_least=0)
+    tis_level: str = flag(
+        "token",
+        "whose ratio is the weight: the token's, its rollout's product (sequence) or geometric mean",
+        "str",
+        choices=["token", "sequence", "geometric"],
+    )
+    tis_batch_normalize: bool = flag(False, "divide the weights by their mean over the step", "switch")
+    use_rs: bool = flag(False, "leave out what is too far from the engine's log-probs", "switch")
+    rs_level: str = flag(
+        "token",
+        "what is rejected by its ratio: tokens, or rollouts (sequence: product, geometric: mean)",
+        "str",
+        choices=["token", "sequence", "geometric"],
+    )
+    rs_lower_bound: float = flag(0.5, "reject ratios below", "float", at_least=0)
+    rs_upper_bound: float = flag(2.0, "reject ratios above", "float", above=0)
+    rs_veto_threshold: float | None = flag(
+        None, "reject a rollout with any token whose ratio is below", "float", above=0
+    )
+    custom_tis_function_path: str | None = flag(
+        None, "hook in place of the importance weights, with --use-tis", "str"
+    )
+    custom_pg_loss_reducer_function_path: str | None = flag(
+        None, "hook that sums the policy-gradient loss of the rollouts of a step", "str"
+    )
+    custom_advantage_function_path: str | None = flag(
+        None, "hook that makes the advantages, in place of the estimator", "str"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,9 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("debug_rollout_only", "debug_train_only"),
         ("debug_rollout_only", "load_debug_rollout_data"),
         ("use_tis", "use_rollout_logprobs"),
+        ("use_rs", "use_rollout_logprobs"),
+        ("custom_tis_function_path", "use_rs"),
+        ("custom_pg_loss_reducer_function_path", "loss_aggregation"),
         ("use_kl_loss", "kl_coef"),
         ("calculate_per_token_loss", "loss_aggregation"),
         ("eval_config", "eval_prompt_data"),
@@ -153,6 +156,7 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     algorithm, train = config.algorithm, config.train
     is_rloo = algorithm.advantage_estimator == "rloo"
     is_grouped = algorithm.advantage_estimator != "reinforce_plus_plus"
+    has_weights = algorithm.use_tis and not algorithm.custom_tis_function_path
     has_eval = bool(config.evaluation.eval_prompt_data or config.evaluation.eval_config)
     rules = [
         ("kl_loss_coef", algorithm.use_kl_loss, "--use-kl-loss"),
@@ -162,7 +166,11 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("gamma", not is_grouped, "--advantage-estimator reinforce_plus_plus"),
         ("rewards_normalization", is_grouped and not is_rloo, "an estimator with this choice"),
         ("opsm_delta", algorithm.use_opsm, "--use-opsm"),
-        ("tis_mode", algorithm.use_tis, "--use-tis"),
+        ("custom_tis_function_path", algorithm.use_tis, "--use-tis"),
+        ("rs_level", algorithm.use_rs, "--use-rs"),
+        ("rs_lower_bound", algorithm.use_rs, "--use-rs"),
+        ("rs_upper_bound", algorithm.use_rs, "--use-rs"),
+        ("rs_veto_threshold", algorithm.use_rs, "--use-rs"),
         (
             "loss_aggregation_tokens",
             algorithm.loss_aggregation == "constant",
@@ -170,6 +178,10 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ),
         ("tis_clip", algorithm.use_tis, "--use-tis"),
         ("tis_clip_low", algorithm.use_tis, "--use-tis"),
+        *(
+            (dest, has_weights, "--use-tis, and without --custom-tis-function-path")
+            for dest in ("tis_mode", "tis_level", "tis_batch_normalize")
+        ),
         ("grpo_std_normalization", algorithm.rewards_normalization, "reward normalisation"),
         ("max_tokens_per_gpu", train.use_dynamic_batch_size, "--use-dynamic-batch-size"),
         (
@@ -234,6 +246,8 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             yield Problem(name, "must be -1 (all) or at least 1, got 0", "-1 samples among all tokens")
     if config.algorithm.tis_clip_low > config.algorithm.tis_clip:
         yield Problem("--tis-clip-low", "is above --tis-clip", "lower it")
+    if config.algorithm.rs_lower_bound > config.algorithm.rs_upper_bound:
+        yield Problem("--rs-lower-bound", "is above --rs-upper-bound", "lower it")
     if "{" in (config.model.save_hf or "").replace("{rollout_id}", ""):
         yield Problem("--save-hf", "knows {rollout_id} and no other braces", "write it so")
     if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
@@ -279,7 +293,7 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     compares = algorithm.advantage_estimator == "rloo" or (
         algorithm.rewards_normalization and algorithm.advantage_estimator != "reinforce_plus_plus"
     )
-    if data.n_samples_per_prompt == 1 and compares:
+    if data.n_samples_per_prompt == 1 and compares and not algorithm.custom_advantage_function_path:
         yield Problem(
             "--n-samples-per-prompt",
             "cannot learn: with one rollout a group its own reward is the baseline, so every advantage is 0",
@@ -309,7 +323,8 @@ def _doubtful(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "1.0 trains exactly what was sampled",
             warning=True,
         )
-    if config.engine.dtype == "bfloat16" and not config.algorithm.use_tis:
+    corrects = config.algorithm.use_tis or config.algorithm.use_rs
+    if config.engine.dtype == "bfloat16" and not corrects:
         yield Problem(
             "--engine-dtype",
             "bfloat16 log-probs differ from the trainer's by 0.03-0.05 on average",

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slime.backends.base import Trainer
+from slime.backends.hooks import load_hooks
 from slime.backends.update import RolloutUpdate, train_on_rollouts
 from slime.config import Config
 from slime.config.plan import Plan
+from slime.rollout.hooks import load_hook
 from slime.serving.weights.shared import SharedWeights
 from slime.train.batch import TrainSample
 
@@ -53,6 +55,7 @@ class TrainActor:
     @on_one_thread
     def start(self) -> str:
         """Load the model; returns the path under which an engine on this machine maps the weights."""
+        self._hooks = load_hooks(self._config.args(), load_hook)
         self._trainer, self._weights = _build(self._config, self._plan)
         return str(self._weights.path)
 
@@ -75,6 +78,7 @@ class TrainActor:
             samples,
             algorithm=self._config.algorithm,
             rollouts_per_step=self._plan.rollouts_per_optimizer_step,
+            hooks=self._hooks,
         )
         self._trainer.sleep()
         self._publish()

@@ -54,6 +54,21 @@ CONTRACTS: dict[str, Contract] = {
         ("rollout_id", "args", "samples", "extra_metrics", "seconds")
     ),
     "custom_eval_rollout_log_function_path": Contract(("rollout_id", "args", "data", "extra_metrics")),
+    "custom_advantage_function_path": Contract(("args", "rollout_data")),
+    "custom_tis_function_path": Contract(
+        ("args",),
+        (
+            "pg_loss",
+            "train_log_probs",
+            "rollout_log_probs",
+            "loss_masks",
+            "total_lengths",
+            "response_lengths",
+        ),
+    ),
+    "custom_pg_loss_reducer_function_path": Contract(
+        ("total_lengths", "response_lengths", "masks", "per_token")
+    ),
 }
 """Name on `args` of each hook -> its contract."""
 

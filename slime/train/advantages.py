@@ -68,12 +68,16 @@ class TokenInputs:
         ref_log_probs: the reference model's (KL in reward).
         values: the critic's value of the state before each token (ppo).
         teacher_log_probs: the teacher's (distillation).
+        advantages: the user's own; they take the place of the estimator's.
+        returns: value targets that came with them.
     """
 
     log_probs: RowValues | None = None
     ref_log_probs: RowValues | None = None
     values: RowValues | None = None
     teacher_log_probs: RowValues | None = None
+    advantages: RowValues | None = None
+    returns: RowValues | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +145,19 @@ def token_advantages(
     votes = _votes(rows, estimator)
     metrics: dict[str, torch.Tensor] = {}
     penalty = torch.zeros(int(stream.lengths.sum()), dtype=torch.float64)
+    returns = None
     if estimator.kl_coef:
         metrics["kl"] = _reference_kl(stream, given, estimator.kl_type)
         penalty = estimator.kl_coef * metrics["kl"]
-    if estimator.name in ("ppo", "reinforce_plus_plus"):
+    if given.advantages is not None:
+        advantages = stream.gather("advantages", given.advantages)
+        returns = None if given.returns is None else stream.gather("returns", given.returns)
+    elif estimator.name in ("ppo", "reinforce_plus_plus"):
         advantages, returns = _from_returns(stream, given, estimator, penalty)
     else:
         by_row = _leave_one_out(rows, votes) if estimator.name == "rloo" else votes.by_index
         advantages = _spread(rows, by_row) + beyond / _spread(rows, _scales(rows, votes, estimator)) - penalty
-        returns = None
-    if estimator.whiten or estimator.name in _ALWAYS_WHITENED:
+    if estimator.whiten or (given.advantages is None and estimator.name in _ALWAYS_WHITENED):
         advantages = whiten(advantages)
     if estimator.distillation_coef:
         metrics["opd_reverse_kl"] = _reverse_kl(stream, given)

@@ -7,6 +7,24 @@ Torch-free; knows nothing of hooks, engines or files.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRewards:
+    """One reward a turn of the row: an unbroken run of trained tokens. It is paid at the last of them."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRewards:
+    """One reward a response token; 0.0 on tokens that do not train."""
+
+    values: tuple[float, ...]
+
+
+Reward: TypeAlias = float | TurnRewards | TokenRewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +37,9 @@ class TrainSample:
         group_index: prompt group whose rollouts are each other's baseline.
         loss_mask: 1 where the policy sampled the token and it trains.
         rollout_log_probs: natural log-probs under the sampling distribution, or None when not recorded.
-        reward: the rollout's scalar reward.
+        reward: the rollout's one number, or the row's part of its rewards a turn or a token.
+        raw_reward: what the reward was before a hook shaped it; None where it is the reward itself.
+        teacher_log_probs: the teacher's natural log-probs (on-policy distillation), or None.
         votes: False takes the row out of baselines and out of the loss (failed, aborted, removed).
         policy_version: weight version that sampled it first.
     """
@@ -31,9 +51,11 @@ class TrainSample:
     response_length: int
     loss_mask: tuple[int, ...]
     rollout_log_probs: tuple[float, ...] | None
-    reward: float
+    reward: Reward
     votes: bool = True
     policy_version: int = 0
+    raw_reward: float | None = None
+    teacher_log_probs: tuple[float, ...] | None = None
 
     @property
     def prompt_length(self) -> int:

@@ -55,6 +55,23 @@ class Rejection:
     veto: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionRule:
+    """What a run declares: weights, rejection, or both."""
+
+    weighting: Weighting | None = None
+    rejection: Rejection | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a token's factor depends on that token alone, so that any micro-batch can find it."""
+        weighting, rejection = self.weighting, self.rejection
+        weight_is_local = weighting is None or (weighting.level == "token" and not weighting.normalise)
+        return weight_is_local and (
+            rejection is None or (rejection.level == "token" and rejection.veto is None)
+        )
+
+
 ICEPOP = Weighting(level="token", mode="mask", low=0.5, high=5.0)
 """IcePop: double-sided masking with the bounds of its authors (arXiv:2510.18855)."""
 
@@ -74,17 +91,11 @@ class Correction:
     metrics: Mapping[str, torch.Tensor]
 
 
-def correction(
-    log_ratio: torch.Tensor,
-    rollouts: torch.Tensor,
-    *,
-    weighting: Weighting | None,
-    rejection: Rejection | None = None,
-) -> Correction:
+def correction(log_ratio: torch.Tensor, rollouts: torch.Tensor, rule: CorrectionRule) -> Correction:
     """Importance weights and rejections of a batch.
 
-    Levels other than ``token``, a veto, and `Weighting.normalise` look beyond the token: give them all
-    trained tokens of the step at once, before anything is packed.
+    A rule that is not local looks beyond the token: give it all trained tokens of the step at once, before
+    anything is packed.
 
     Sources: truncated importance sampling, https://fengyao.notion.site/off-policy-rl; masked importance
     sampling, sequence and geometric levels, rejection and veto, Liu et al. (2025), "When Speed Kills
@@ -92,11 +103,9 @@ def correction(
 
     Args:
         log_ratio: [T] log pi_old(trainer) - log pi(engine).
-        rollouts: [T] rollout id of each token.
-        weighting: None gives weight 1.
-        rejection: None rejects nothing.
+        rollouts: [T] rollout id of each token; not read by a local rule.
     """
-    log_ratio = log_ratio.detach()
+    log_ratio, weighting, rejection = log_ratio.detach(), rule.weighting, rule.rejection
     level = weighting.level if weighting is not None else "token"
     raw = level_ratio(log_ratio, rollouts, level)
     weight = torch.ones_like(raw) if weighting is None else bounded(raw, weighting)
@@ -118,9 +127,7 @@ def step_corrections(
     samples: Sequence[TrainSample],
     old_log_probs: RowValues,
     weights: Mapping[int, float],
-    *,
-    weighting: Weighting | None,
-    rejection: Rejection | None = None,
+    rule: CorrectionRule,
 ) -> tuple[dict[int, torch.Tensor], dict[str, float]]:
     """Factors by sample index, [response_length] each, and metrics of one optimizer step.
 
@@ -128,7 +135,6 @@ def step_corrections(
         samples: all rows of the step, with the engine's log-probs.
         old_log_probs: the trainer's, under the policy that sampled, by sample index.
         weights: of the rows in the loss (`row_weights`); the metrics are averaged with them.
-        weighting, rejection: see `correction`.
 
     Raises:
         DataError: log-probs that are missing or do not fit; names rollout, sample and lengths.
@@ -136,7 +142,7 @@ def step_corrections(
     stream = TokenStream.of(samples)
     recorded = {s.index: s.rollout_log_probs for s in samples if s.rollout_log_probs is not None}
     gap = stream.gather("old log-probs", old_log_probs) - stream.gather("engine log-probs", recorded)
-    found = correction(gap, stream.rollout_of, weighting=weighting, rejection=rejection)
+    found = correction(gap, stream.rollout_of, rule)
     share = stream.spread(weights)
     share = share / share.sum()
     metrics = {name: float(value @ share) for name, value in found.metrics.items()} if len(share) else {}

@@ -95,7 +95,7 @@ def _check_ids(samples: Iterable[TrainSample]) -> None:
 
 
 def _exact_reward(sample: TrainSample) -> Fraction:
-    reward: object = sample.reward
+    reward = sample.reward
     if isinstance(reward, int | float) and math.isfinite(reward):
         return Fraction(reward)
     raise RewardError(

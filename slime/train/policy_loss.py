@@ -5,12 +5,13 @@ Invariant: every value is per token [T]; aggregation happens elsewhere, by weigh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from slime.train.corrections import Mode, Weighting, bounded
+from slime.train.corrections import CorrectionRule, correction
 from slime.train.kl import KlType, kl_estimate
 
 Surrogate = Literal["ppo", "gspo", "cispo"]
@@ -27,9 +28,8 @@ class PolicyLoss:
         kl_type: estimator of the KL term; None leaves the term out.
         kl_coef: weight of the KL term.
         unbiased_kl: multiply the estimate by the ratio.
-        tis: bounds (low, high) of the importance weight of the token; None is off.
-        tis_mode: what the bounds do, as in `Weighting`; ``mask`` is IcePop. Weights of other levels come
-            as `PolicyTokens.correction`.
+        correction: a local rule for the gap to the engine; None is off. Factors of other rules come as
+            `PolicyTokens.correction`.
         surrogate: what the clip acts on: the token's ratio (``ppo``), the rollout's (``gspo``), or the
             detached factor of log pi (``cispo``).
         opsm_delta: off-policy sequence masking: tokens with negative advantage do not train in rollouts whose
@@ -43,8 +43,7 @@ class PolicyLoss:
     kl_type: KlType | None = None
     kl_coef: float = 0.0
     unbiased_kl: bool = False
-    tis: tuple[float, float] | None = None
-    tis_mode: Mode = "clip"
+    correction: CorrectionRule | None = None
     surrogate: Surrogate = "ppo"
     opsm_delta: float | None = None
 
@@ -62,7 +61,7 @@ class PolicyTokens:
         sequence_log_ratio: mean of log pi - log pi_old over all trained tokens of the token's rollout, under
             the weights that the step starts from (`slime.train.sequence`); a constant. Zero where the step is
             exactly on-policy.
-        correction: factor of the policy-gradient term (`slime.train.corrections`); a constant.
+        correction: factor of the policy-gradient term that was settled before packing; a constant.
     """
 
     log_probs: torch.Tensor
@@ -96,10 +95,10 @@ def policy_losses(tokens: PolicyTokens, loss: PolicyLoss) -> tuple[torch.Tensor,
         dropped = off_policy_sequences(tokens, loss.opsm_delta)
         pg_loss = pg_loss.masked_fill(dropped, 0.0)
         metrics["opsm_clipfrac"] = dropped.to(ratio.dtype)
-    if loss.tis is not None:
-        weight, weight_metrics = truncated_importance(tokens, loss.tis, mode=loss.tis_mode)
-        pg_loss = pg_loss * weight
-        metrics |= weight_metrics | {"ois": ratio}
+    if loss.correction is not None:
+        factors, factor_metrics = local_correction(tokens, loss.correction)
+        pg_loss = pg_loss * factors
+        metrics |= {**factor_metrics} | {"ois": ratio}
     if tokens.correction is not None:
         pg_loss = pg_loss * tokens.correction
     total = pg_loss
@@ -167,28 +166,20 @@ def clipped_surrogate(
     return value, clipped
 
 
-def truncated_importance(
-    tokens: PolicyTokens, bounds: tuple[float, float], *, mode: Mode = "clip"
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weight pi_old(trainer) / pi(engine) within `bounds`, without gradient, and its metrics.
-
-    Source: truncated importance sampling for the engine-trainer gap, Yao et al. (2025),
-    https://fengyao.notion.site/off-policy-rl.
+def local_correction(
+    tokens: PolicyTokens, rule: CorrectionRule
+) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    """Factors [T] of a local rule, without gradient, and its metrics; see `slime.train.corrections`.
 
     Raises:
-        ValueError: the tokens carry no engine log-probs.
+        ValueError: the tokens carry no engine log-probs, or the rule is not local.
     """
-    low, high = bounds
-    engine = _needed(
-        tokens.rollout_log_probs, "truncated importance sampling needs the log-probs of the engine"
-    )
-    raw = (tokens.old_log_probs - engine).detach().exp()
-    weight = bounded(raw, Weighting(mode=mode, low=low, high=high))
-    return weight, {
-        "tis": raw,
-        "tis_clipfrac": (weight != raw).to(raw.dtype),
-        "tis_abs": (raw - 1).abs(),
-    }
+    if not rule.is_local:
+        raise ValueError("a correction that looks beyond the token is settled before packing")
+    engine = _needed(tokens.rollout_log_probs, "the correction needs the log-probs of the engine")
+    gap = tokens.old_log_probs - engine
+    found = correction(gap, torch.zeros_like(gap, dtype=torch.long), rule)
+    return found.factors, found.metrics
 
 
 def _kl_term(tokens: PolicyTokens, loss: PolicyLoss, ratio: torch.Tensor) -> torch.Tensor:

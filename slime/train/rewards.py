@@ -11,40 +11,24 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from numbers import Real
-from typing import TypeAlias
+from typing import TypeGuard
 
 from slime.errors import RewardError
-from slime.train.batch import TrainSample
+from slime.train.batch import Reward, TokenRewards, TrainSample, TurnRewards
 
 # Reward / K was rounded once by its author; more digits than these cannot be recovered from the K parts.
 _SUM_DIGITS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRewards:
-    """One reward a turn of the row: an unbroken run of trained tokens. It is paid at the last of them."""
-
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRewards:
-    """One reward a response token; 0.0 on tokens that do not train."""
-
-    values: tuple[float, ...]
-
-
-Reward: TypeAlias = float | TurnRewards | TokenRewards
 
 
 def read_reward(value: object, *, place: str) -> Reward:
     """What a reward hook returned, as a `Reward`.
 
     Args:
-        value: a number, ``{"turns": [...]}`` or ``{"tokens": [...]}``; what ``--reward-key`` chose, if set.
+        value: a number, ``{"turns": [...]}``, ``{"tokens": [...]}``, or a bare list, which is one number a
+            response token; what ``--reward-key`` chose, if set.
         place: names the rollout and sample in errors.
 
     Raises:
@@ -52,16 +36,25 @@ def read_reward(value: object, *, place: str) -> Reward:
     """
     if isinstance(value, Real) and math.isfinite(value):
         return float(value)
-    if isinstance(value, Mapping) and len(value) == 1:
-        kind, numbers = next(iter(value.items()))
-        if kind in ("turns", "tokens") and _finite_numbers(numbers):
-            listed = tuple(map(float, numbers))
-            return TurnRewards(listed) if kind == "turns" else TokenRewards(listed)
+    kind, numbers = next(iter(value.items())) if is_listed_form(value) else ("tokens", value)
+    if _finite_numbers(numbers):
+        listed = tuple(map(float, numbers))
+        return TurnRewards(listed) if kind == "turns" else TokenRewards(listed)
     raise RewardError(
         f"the reward {value!r} is no finite number and no list of them",
         place=place,
         remedy='return a number, {"turns": [...]} or {"tokens": [...]}; raise where there is no reward',
     )
+
+
+def is_listed_form(value: object) -> TypeGuard[Mapping[str, object]]:
+    """Whether a value is ``{"turns": ...}`` or ``{"tokens": ...}``, and no dict of named rewards."""
+    return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in ("turns", "tokens")
+
+
+def total_reward(reward: Reward) -> float:
+    """What the row earned in all."""
+    return math.fsum(reward.values) if isinstance(reward, TurnRewards | TokenRewards) else reward
 
 
 def reward_of(sample: TrainSample) -> Reward:
@@ -70,7 +63,7 @@ def reward_of(sample: TrainSample) -> Reward:
     Raises:
         RewardError: not finite, not one a turn or token, or on a token that does not train.
     """
-    reward: object = sample.reward
+    reward = sample.reward
     if isinstance(reward, TurnRewards | TokenRewards):
         _check_listed(sample, reward)
         return reward
@@ -110,8 +103,7 @@ def token_rewards(siblings: Sequence[TrainSample]) -> list[list[float]]:
 
 def is_listed(siblings: Sequence[TrainSample]) -> bool:
     """Whether the rollout of these rows has listed rewards (`token_rewards` sees to it that all have)."""
-    reward: object = siblings[0].reward
-    return isinstance(reward, TurnRewards | TokenRewards)
+    return isinstance(siblings[0].reward, TurnRewards | TokenRewards)
 
 
 def rollout_rows(samples: Sequence[TrainSample]) -> dict[int, list[TrainSample]]:
@@ -170,8 +162,9 @@ def _pay_differences(siblings: Sequence[TrainSample], placed: Sequence[list[floa
     trained = [(s, row) for s, row in zip(siblings, placed, strict=True) if s.trained_tokens]
     after = 0.0
     for sample, row in reversed(trained):
-        row[turn_ends(sample.loss_mask)[-1]] = sample.reward - after
-        after = sample.reward
+        reward = total_reward(sample.reward)
+        row[turn_ends(sample.loss_mask)[-1]] = reward - after
+        after = reward
 
 
 def _check_listed(sample: TrainSample, reward: TurnRewards | TokenRewards) -> None:
@@ -197,7 +190,7 @@ def _check_listed(sample: TrainSample, reward: TurnRewards | TokenRewards) -> No
             )
 
 
-def _finite_numbers(values: object) -> bool:
+def _finite_numbers(values: object) -> TypeGuard[Sequence[float]]:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         return False
     return all(isinstance(value, Real) and math.isfinite(value) for value in values)

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from slime.errors import DataError
 from slime.train.aggregate import row_weights
-from slime.train.corrections import ICEPOP, Rejection, Weighting, correction, step_corrections
+from slime.train.corrections import (
+    ICEPOP,
+    CorrectionRule,
+    Rejection,
+    Weighting,
+    correction,
+    step_corrections,
+)
 from tests.train.rollouts import cut, joined, rollouts, whole
 from tests.train.rows import row
 
@@ -18,7 +25,8 @@ RATIOS = [0.5, 3.0, 1.0, 2.0, 0.25]
 
 def factors(weighting=None, rejection=None, ratios=RATIOS, ids=IDS):
     log_ratio = torch.tensor(ratios, dtype=torch.float64).log()
-    return correction(log_ratio, ids, weighting=weighting, rejection=rejection).factors.tolist()
+    rule = CorrectionRule(weighting=weighting, rejection=rejection)
+    return correction(log_ratio, ids, rule).factors.tolist()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +59,7 @@ def test_rejection_drops_tokens_or_whole_rollouts():
 def test_a_veto_takes_the_rollout_of_the_token():
     open_bounds = Rejection(low=0.0, high=math.inf, veto=0.3)
     assert factors(rejection=open_bounds) == [1, 1, 0, 0, 0]
-    found = correction(torch.tensor(RATIOS).log(), IDS, weighting=None, rejection=open_bounds).metrics
+    found = correction(torch.tensor(RATIOS).log(), IDS, CorrectionRule(rejection=open_bounds)).metrics
     assert found["veto_frac"].tolist() == [0, 0, 1, 1, 1]
     assert found["rs_frac"].tolist() == [0] * 5
 
@@ -66,7 +74,7 @@ def test_normalised_weights_have_mean_1_over_tokens_or_rollouts():
 
 
 def test_metrics_say_what_the_bounds_did():
-    found = correction(torch.tensor(RATIOS).log(), IDS, weighting=Weighting(high=2.0)).metrics
+    found = correction(torch.tensor(RATIOS).log(), IDS, CorrectionRule(weighting=Weighting(high=2.0))).metrics
     assert found["tis"].tolist() == pytest.approx(RATIOS)
     assert found["tis_clipfrac"].tolist() == [0, 1, 0, 0, 0]
     assert found["tis_abs"].tolist() == pytest.approx([0.5, 2.0, 0.0, 1.0, 0.75])
@@ -75,7 +83,8 @@ def test_metrics_say_what_the_bounds_did():
 def test_long_rollouts_stay_finite_and_no_gradient_flows():
     log_ratio = torch.full((4000,), 1.0, requires_grad=True)
     weighting = Weighting(level="sequence", mode="truncate", high=math.inf)
-    found = correction(log_ratio, torch.zeros(4000, dtype=torch.long), weighting=weighting).factors
+    rule = CorrectionRule(weighting=weighting)
+    found = correction(log_ratio, torch.zeros(4000, dtype=torch.long), rule).factors
     assert found.isfinite().all()
     assert not found.requires_grad
 
@@ -89,8 +98,10 @@ def test_law_3_neither_cuts_nor_order_change_a_factor(level, batch, seed):
             rows,
             fields["old_log_probs"],
             row_weights(rows),
-            weighting=Weighting(level=level, mode="clip", low=0.5, normalise=True),
-            rejection=Rejection(level=level, low=0.3, high=3.0, veto=0.2),
+            CorrectionRule(
+                weighting=Weighting(level=level, mode="clip", low=0.5, normalise=True),
+                rejection=Rejection(level=level, low=0.3, high=3.0, veto=0.2),
+            ),
         )
 
     (one, metrics), (other, piece_metrics) = run(*(a := whole(batch))), run(*(b := cut(batch, seed)))
@@ -100,8 +111,8 @@ def test_law_3_neither_cuts_nor_order_change_a_factor(level, batch, seed):
 
 def test_steps_without_tokens_and_missing_engine_log_probs():
     empty = [row(0, mask=(0,))]
-    found, metrics = step_corrections(empty, {}, row_weights(empty), weighting=ICEPOP)
+    found, metrics = step_corrections(empty, {}, row_weights(empty), CorrectionRule(weighting=ICEPOP))
     assert found[0].tolist() == [0.0]
     assert metrics == {}
     with pytest.raises(DataError, match=r"rollout 0, sample 0: engine log-probs are missing"):
-        step_corrections([row(0)], {0: [0.0, 0.0]}, {0: 1.0}, weighting=ICEPOP)
+        step_corrections([row(0)], {0: [0.0, 0.0]}, {0: 1.0}, CorrectionRule(weighting=ICEPOP))

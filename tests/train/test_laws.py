@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slime.train.advantages import Estimator, EstimatorName, TokenInputs, token_advantages
 from slime.train.aggregate import row_weights
-from slime.train.corrections import Rejection, Weighting, step_corrections
+from slime.train.corrections import CorrectionRule, Rejection, Weighting, step_corrections
 from slime.train.policy_loss import PolicyLoss, PolicyTokens, policy_losses
 from slime.train.sequence import mean_log_ratios
 from slime.train.stream import TokenStream
@@ -29,8 +29,10 @@ def gradient(rows, fields, estimator, loss, aggregation):
         rows,
         fields["old_log_probs"],
         weights,
-        weighting=Weighting(level="geometric", mode="clip", low=0.5),
-        rejection=Rejection(veto=0.2, low=0.1, high=9.0),
+        CorrectionRule(
+            weighting=Weighting(level="geometric", mode="clip", low=0.5),
+            rejection=Rejection(veto=0.2, low=0.1, high=9.0),
+        ),
     )
     found = {}
     for sample in rows:

@@ -3,9 +3,12 @@ import math
 import pytest
 import torch
 
+from slime.train.corrections import CorrectionRule, Rejection, Weighting
 from slime.train.kl import kl_estimate, kl_type
 from slime.train.mismatch import gap_metrics, gap_terms
 from slime.train.policy_loss import PolicyLoss, PolicyTokens, policy_losses
+
+CLIPPED = CorrectionRule(weighting=Weighting(mode="clip", low=0.0, high=2.0))
 
 
 def tokens(log_probs, old, advantages, **more):
@@ -52,7 +55,7 @@ def test_entropy_and_kl_terms():
 
 def test_truncated_importance_weights_the_policy_term_only():
     batch = tokens([-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0], rollout_log_probs=[-3.0, -1.0 + math.log(2)])
-    found, metrics = losses(batch, tis=(0.0, 2.0), entropy_coef=1.0)
+    found, metrics = losses(batch, correction=CLIPPED, entropy_coef=1.0)
     assert found == pytest.approx([-2.0 - 0.5, -0.5 - 0.5])
     assert metrics["tis"].tolist() == pytest.approx([math.exp(2), 0.5])
     assert metrics["tis_clipfrac"].tolist() == [1, 0]
@@ -91,9 +94,24 @@ def test_what_needs_the_first_pass_says_so():
 
 def test_icepop_masks_tokens_inside_the_loss():
     batch = tokens([-1.0] * 3, [-1.0] * 3, [1.0] * 3, rollout_log_probs=[-3.0, -1.0, -0.5])
-    found, metrics = losses(batch, tis=(0.7, 5.0), tis_mode="mask")
+    rule = CorrectionRule(weighting=Weighting(mode="mask", low=0.7, high=5.0))
+    found, metrics = losses(batch, correction=rule)
     assert found == pytest.approx([0.0, -1.0, 0.0])
     assert metrics["tis_clipfrac"].tolist() == [1, 0, 1]
+
+
+def test_a_rule_that_looks_beyond_the_token_is_refused_inside_the_loss():
+    batch = tokens([0.0], [0.0], [1.0], rollout_log_probs=[0.0])
+    for rule in (
+        CorrectionRule(weighting=Weighting(level="sequence")),
+        CorrectionRule(weighting=Weighting(normalise=True)),
+        CorrectionRule(rejection=Rejection(level="geometric")),
+        CorrectionRule(rejection=Rejection(veto=0.1)),
+    ):
+        with pytest.raises(ValueError, match="settled before packing"):
+            losses(batch, correction=rule)
+    with pytest.raises(ValueError, match="log-probs of the engine"):
+        losses(tokens([0.0], [0.0], [1.0]), correction=CLIPPED)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +132,7 @@ def test_low_var_kl_is_bounded_and_the_ratio_multiplies():
         kl_type("k9")
 
 
-@pytest.mark.parametrize("terms", [{"tis": (0.0, 2.0)}, {"kl_type": "k1"}])
+@pytest.mark.parametrize("terms", [{"correction": CLIPPED}, {"kl_type": "k1"}])
 def test_missing_log_probs_are_an_error(terms):
     with pytest.raises(ValueError, match="needs the log-probs"):
         losses(tokens([0.0], [0.0], [1.0]), **terms)

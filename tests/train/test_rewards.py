@@ -13,6 +13,7 @@ from slime.train.rewards import (
     read_reward,
     sum_sibling_rewards,
     token_rewards,
+    total_reward,
     turn_ends,
 )
 from tests.train.rows import row
@@ -22,10 +23,12 @@ def test_hooks_say_one_number_or_a_list_by_name():
     assert read_reward(1, place="here") == read_reward(np.float32(1), place="here") == 1.0
     assert read_reward({"turns": [1, 0.5]}, place="here") == TurnRewards((1.0, 0.5))
     assert read_reward({"tokens": [0.0]}, place="here") == TokenRewards((0.0,))
+    assert read_reward([0.0, 1], place="here") == TokenRewards((0.0, 1.0))
+    assert total_reward(TurnRewards((0.5, 1.0))) == total_reward(1.5) == 1.5
 
 
 @pytest.mark.parametrize(
-    "value", [None, math.nan, "1", [1.0], {"turns": "12"}, {"turns": [math.inf]}, {"score": [1.0]}, {}]
+    "value", [None, math.nan, "1", [math.nan], {"turns": "12"}, {"turns": [math.inf]}, {"score": [1.0]}, {}]
 )
 def test_other_forms_are_refused_by_place(value):
     with pytest.raises(RewardError, match="rollout 3: the reward"):

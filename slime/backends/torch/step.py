@@ -60,6 +60,7 @@ class StepTokens:
             sequence_log_ratio=column(
                 [[row.sequence_log_ratio] * row.sample.response_length for row in rows]
             ),
+            correction=column([row.correction for row in rows]).nan_to_num(nan=1.0),
         )
         weight = column([[row.weight] * row.sample.response_length for row in rows])
         stale = column([[float(row.stale)] * row.sample.response_length for row in rows])
@@ -105,10 +106,12 @@ class StepSums:
 
 
 def has_gradient(row: StepRow, loss: PolicyLoss) -> bool:
-    """Whether the row's loss can have a gradient: a non-zero advantage, or a term that needs none."""
+    """Whether the row's loss can have a gradient: an advantage that counts, or a term that needs none."""
     if loss.entropy_coef or (loss.kl_type is not None and loss.kl_coef):
         return True
-    return any(a for a, mask in zip(row.advantages, row.sample.loss_mask, strict=True) if mask)
+    factors = row.correction or row.sample.loss_mask
+    terms = zip(row.advantages, factors, row.sample.loss_mask, strict=True)
+    return any(advantage and factor and mask for advantage, factor, mask in terms)
 
 
 def check_rows(rows: Sequence[StepRow], loss: PolicyLoss) -> None:
@@ -127,6 +130,7 @@ def check_rows(rows: Sequence[StepRow], loss: PolicyLoss) -> None:
             "advantages": row.advantages,
             "old_log_probs": row.old_log_probs,
             "ref_log_probs": row.ref_log_probs,
+            "correction": row.correction,
         }
         for name, values in lists.items():
             if values is not None and len(values) != sample.response_length:
@@ -134,14 +138,13 @@ def check_rows(rows: Sequence[StepRow], loss: PolicyLoss) -> None:
                     f"{name} has length {len(values)}, the response has {sample.response_length} tokens",
                     place=f"sample {sample.index}",
                 )
-        needed = {"rollout_log_probs": loss.tis is not None, "ref_log_probs": loss.kl_type is not None}
+        needed = {"rollout_log_probs": loss.correction is not None, "ref_log_probs": loss.kl_type is not None}
         for name, is_needed in needed.items():
             if is_needed and lists[name] is None:
                 raise DataError(f"the loss needs {name}", place=f"sample {sample.index}")
-        if not math.isfinite(row.weight + row.sequence_log_ratio) or not all(
-            map(math.isfinite, row.advantages)
-        ):
-            raise DataError("weight or advantages are not finite", place=f"sample {sample.index}")
+        numbers = [row.weight, row.sequence_log_ratio, *row.advantages, *(row.correction or ())]
+        if not all(map(math.isfinite, numbers)):
+            raise DataError("weight, advantages or correction are not finite", place=f"sample {sample.index}")
 
 
 def _or_nan(values: Sequence[float] | None, row: StepRow) -> Sequence[float]:

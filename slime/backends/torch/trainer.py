@@ -16,6 +16,7 @@ from typing import cast, get_args
 import torch
 
 from slime.backends.base import StepRow
+from slime.backends.factors import correction_rule
 from slime.backends.torch.batches import MicroBatches, loss_request, response_request
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
 from slime.backends.torch.forest import PackedBatch
@@ -30,7 +31,6 @@ from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_grad
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.errors import ConfigError
 from slime.train.batch import TrainSample
-from slime.train.corrections import Mode
 from slime.train.kl import kl_type
 from slime.train.policy_loss import PolicyLoss, Surrogate, policy_losses
 from slime.utils.processing_utils import load_tokenizer
@@ -258,6 +258,7 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         return PolicyLoss(surrogate="cispo", entropy_coef=algorithm.entropy_coef)
     estimator = algorithm.advantage_estimator
     high = algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high
+    rule = correction_rule(algorithm)
     return PolicyLoss(
         clip_low=algorithm.eps_clip,
         clip_high=high,
@@ -266,8 +267,7 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         kl_type=kl_type(algorithm.kl_loss_type) if algorithm.use_kl_loss else None,
         kl_coef=algorithm.kl_loss_coef,
         unbiased_kl=algorithm.use_unbiased_kl,
-        tis=(algorithm.tis_clip_low, algorithm.tis_clip) if algorithm.use_tis else None,
-        tis_mode=cast(Mode, algorithm.tis_mode),
+        correction=rule if rule is not None and rule.is_local else None,
         surrogate=cast(Surrogate, estimator) if estimator in get_args(Surrogate) else "ppo",
         opsm_delta=algorithm.opsm_delta if algorithm.use_opsm else None,
     )

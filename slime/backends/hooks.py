@@ -1,0 +1,136 @@
+"""The user's functions that training calls, loaded, and how what they return is checked.
+
+Invariant: what a hook got wrong is an error that names the flag, the function, and the rollout or sample with
+its lengths. Knows rows and rollouts; knows no estimator, no loss and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slime.errors import HookError, SlimeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A loaded hook and its name in errors, e.g. ``--custom-tis-function-path (my.module.function)``."""
+
+    name: str
+    function: Callable[..., Any]
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        """Call it.
+
+        Raises:
+            HookError: it raised; errors of slime's own pass unchanged.
+        """
+        try:
+            return self.function(*values, **named)
+        except SlimeError:
+            raise
+        except Exception as error:
+            raise HookError(f"raised {type(error).__name__}: {error}", place=self.name) from error
+
+    def broke(self, problem: str, remedy: str | None = None) -> HookError:
+        """The error that says what is wrong with its answer."""
+        return HookError(problem, place=self.name, remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainHooks:
+    """The hooks of a run that the trainer's side calls; None is off.
+
+    Attributes:
+        args: what hooks get as their first argument.
+        advantages: ``--custom-advantage-function-path``.
+        tis: ``--custom-tis-function-path``.
+        reducer: ``--custom-pg-loss-reducer-function-path``.
+    """
+
+    args: Any = None
+    advantages: UserFunction | None = None
+    tis: UserFunction | None = None
+    reducer: UserFunction | None = None
+
+
+NO_HOOKS = TrainHooks()
+DESTS = {
+    "advantages": "custom_advantage_function_path",
+    "tis": "custom_tis_function_path",
+    "reducer": "custom_pg_loss_reducer_function_path",
+}
+"""Field of `TrainHooks` -> name on `args`."""
+
+
+def load_hooks(args: Any, load: Callable[[str, str], Callable[..., Any]]) -> TrainHooks:
+    """The hooks that `args` name.
+
+    Args:
+        load: gives the function for a path and the name on `args` that holds it.
+
+    Raises:
+        HookError: see `load`.
+    """
+    paths = {field: getattr(args, dest) for field, dest in DESTS.items()}
+    return TrainHooks(
+        args=args,
+        **{
+            field: UserFunction(f"--{DESTS[field].replace('_', '-')} ({path})", load(path, DESTS[field]))
+            for field, path in paths.items()
+            if path
+        },
+    )
+
+
+def rows_of_answer(
+    hook: UserFunction, name: str, answer: Any, places: Sequence[str], lengths: Sequence[int]
+) -> list[torch.Tensor]:
+    """A list of one sequence of numbers a place, float64 on the CPU, detached.
+
+    Args:
+        name: what they are, for errors.
+        places: rollout or sample of each, for errors.
+        lengths: how many numbers each must have.
+
+    Raises:
+        HookError: not a list, of another length, or a part of another shape or not finite.
+    """
+    import torch
+
+    if not isinstance(answer, list | tuple) or len(answer) != len(places):
+        found = f"{len(answer)} of them" if isinstance(answer, list | tuple) else type(answer).__name__
+        raise hook.broke(
+            f"{name} must be a list of {len(places)}, one for each of {_few(places)}; got {found}"
+        )
+    rows = []
+    for value, place, length in zip(answer, places, lengths, strict=True):
+        row = tensor_of_answer(hook, f"{name} of {place}", value)
+        if tuple(row.shape) != (length,):
+            raise hook.broke(f"{name} of {place} has shape {tuple(row.shape)}, expected ({length},)")
+        if not bool(torch.isfinite(row).all()):
+            raise hook.broke(f"{name} of {place} ({length} tokens) are not all finite")
+        rows.append(row)
+    return rows
+
+
+def tensor_of_answer(hook: UserFunction, name: str, value: Any) -> torch.Tensor:
+    """`value` as a float64 tensor on the CPU, detached.
+
+    Raises:
+        HookError: it is no tensor, number or sequence of numbers.
+    """
+    import torch
+
+    try:
+        return torch.as_tensor(value).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise hook.broke(f"{name} is {value!r:.100}, expected a tensor of numbers") from error
+
+
+def _few(places: Sequence[str]) -> str:
+    return ", ".join(places[:3]) + (f" ... {places[-1]}" if len(places) > 3 else "")

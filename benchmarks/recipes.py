@@ -1,10 +1,10 @@
-"""Each training recipe on the quickstart's additions: held-out accuracy over the steps, as a table and a picture.
+"""Each training recipe on the quickstart's additions: held-out accuracy over the steps, table and picture.
 
     python benchmarks/recipes.py [--only ppo gspo] [--picture docs/en/recipes.svg]
 
 Every recipe is the quickstart's configuration and the flags that are printed with it; supervised fine-tuning
-takes that of `examples/sft`. Needs the converted model (`make quickstart` makes it). About two minutes each
-on two cores.
+is `examples/sft` with an engine to evaluate. Needs the converted model (`make quickstart` makes it).
+About two minutes each on two cores.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
 from processes import measure
 
 from slime.observability.report import evaluation_scores
@@ -46,8 +47,7 @@ RECIPES = {
     "REINFORCE++ baseline": f"{QUICKSTART} --advantage-estimator reinforce_plus_plus_baseline "
     "--normalize-advantages",
     "PPO": f"{QUICKSTART} --advantage-estimator ppo --normalize-advantages --critic-lr 2e-5",
-    "SFT": "--config examples/sft/config.yaml --no-debug-train-only --num-epoch 3 "
-    "--eval-function-path slime.rollout.sglang_rollout.generate_rollout --eval-interval 4",
+    "SFT": "--eval-function-path slime.rollout.sglang_rollout.generate_rollout --eval-interval 4",
 }
 
 
@@ -58,9 +58,11 @@ def run(name: str, work: Path) -> dict[str, object]:
     (folder / "metrics.jsonl").unlink(missing_ok=True)
     flags = RECIPES[name].split()
     if name == "SFT":
-        evaluation = folder / "evaluation.json"
-        evaluation.write_text(json.dumps(SFT_EVALUATION))
-        flags += ["--eval-config", str(evaluation)]
+        config, evaluation = folder / "config.yaml", folder / "evaluation.yaml"
+        given = yaml.safe_load(Path("examples/sft/config.yaml").read_text())
+        config.write_text(yaml.safe_dump(given | {"debug-train-only": False}))
+        evaluation.write_text(yaml.safe_dump(SFT_EVALUATION))
+        flags += ["--config", str(config), "--eval-config", str(evaluation)]
     command = [sys.executable, "-m", "slime.cli", "train", *flags, "--run-dir", str(folder)]
     usage = measure(command, folder / "log.txt", dict(os.environ) | {"HF_HUB_OFFLINE": "1"})
     if usage.returncode:

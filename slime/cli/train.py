@@ -18,7 +18,7 @@ from slime.errors import ConfigError
 from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
 from slime.observability.report import report_lines
 from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers
-from slime.ray.checkpoints import Checkpoint, describe, newest, refuse_later_steps
+from slime.ray.checkpoints import Checkpoint, Found, find, refuse_later_steps
 from slime.rollout.hooks import check_hooks
 from slime.utils.data import count_rows
 from slime.utils.eval_config import build_eval_dataset_configs
@@ -31,11 +31,12 @@ def main(argv: list[str]) -> int:
     config = load_config(argv)
     check_hooks(config.args())
     _check_evaluation(config)
-    checkpoint = newest(Path(config.model.load)) if config.model.load else None
+    found = _find_checkpoint(config)
+    checkpoint = found.checkpoint
     plan = config.plan(_prompts_in_data(config), _first_step(config, checkpoint))
     if config.model.save:
-        refuse_later_steps(Path(config.model.save), plan.first_rollout_step)
-    print("\n".join(_preamble(config, plan, checkpoint)), flush=True)
+        refuse_later_steps(Path(config.model.save), plan.first_rollout_step, found.skipped)
+    print("\n".join(_preamble(config, plan, found)), flush=True)
     if config.run.dry_run:
         return 0
     run_dir = _run_dir(config)
@@ -70,6 +71,7 @@ def _run(
     from slime.ray.actors import Actors
     from slime.ray.driver import Driver
     from slime.ray.environment import ray_session
+    from slime.ray.lineage import Trained
     from slime.ray.supervision import StopFlag, StopRequested
 
     with ray_session(), StopFlag().installed() as stop:
@@ -77,7 +79,9 @@ def _run(
         try:
             console.phase("starting engine and trainer")
             actors.start(plan, checkpoint, console)
-            result = Driver(config, plan, actors, console, tracker, run_dir).run()
+            goes_on = checkpoint is not None and plan.first_rollout_step == checkpoint.next_step
+            trained = checkpoint.trained if checkpoint is not None and goes_on else Trained()
+            result = Driver(config, plan, actors, console, tracker, run_dir, trained).run()
         except StopRequested:
             console.note("stopped before the first step")
             return True, {}
@@ -105,13 +109,17 @@ def _check_evaluation(config: Config) -> None:
 def _first_step(config: Config, checkpoint: Checkpoint | None) -> int:
     if config.model.start_rollout_id is not None:
         return config.model.start_rollout_id
-    return checkpoint.rollout_id + 1 if checkpoint else 0
+    return checkpoint.next_step if checkpoint else 0
 
 
-def _preamble(config: Config, plan: Plan, checkpoint: Checkpoint | None) -> list[str]:
-    resumed = [f"resuming from           {describe(checkpoint)}"] if checkpoint else []
+def _find_checkpoint(config: Config) -> Found:
+    load, save = config.model.load, config.model.save
+    return find(Path(load), save=Path(save) if save else None) if load else Found(None)
+
+
+def _preamble(config: Config, plan: Plan, found: Found) -> list[str]:
     warnings = [f"warning: {p.flag}: {p.message} ({p.remedy})" for p in config.warnings]
-    return [*plan.lines(), *resumed, *warnings]
+    return [*plan.lines(), *found.lines(), *warnings]
 
 
 @contextmanager

@@ -18,10 +18,13 @@ class ModelConfig:
 
     hf_checkpoint: str | None = flag(None, "Hugging Face model folder: tokenizer, config, weights", "str")
     ref_load: str | None = flag(None, "folder of the reference model (default: --hf-checkpoint)", "str")
-    load: str | None = flag(None, "checkpoint folder to resume from", "str")
+    load: str | None = flag(None, "folder to resume from: its newest complete checkpoint", "str")
     save: str | None = flag(None, "folder for checkpoints", "str")
     save_interval: int | None = flag(
         None, "save every N rollouts (default: at the end only)", "int", at_least=1
+    )
+    keep_checkpoints: int | None = flag(
+        None, "complete checkpoints that stay in --save (default: all)", "int", at_least=1
     )
     save_hf: str | None = flag(None, "folder for a Hugging Face export; {rollout_id} is filled in", "str")
     no_save_optim: bool = flag(False, "neither save nor load the optimizer's state", "switch")

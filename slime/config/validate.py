@@ -82,9 +82,11 @@ def _files_exist(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             yield Problem(
                 name, f"file {file!r} is not there", "check the path; it is relative to where you are"
             )
-    if model.load is not None and not Path(model.load).is_dir():
+    if model.load is not None and not Path(model.load).is_dir() and model.load != model.save:
         yield Problem(
-            "--load", f"checkpoint folder {model.load!r} is not there", "leave it out to start anew"
+            "--load",
+            f"checkpoint folder {model.load!r} is not there",
+            "leave it out to start anew, or give --save the same folder",
         )
 
 
@@ -192,6 +194,7 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("lr_decay_iters", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("save_interval", config.model.save is not None or config.model.save_hf is not None, "--save"),
+        ("keep_checkpoints", config.model.save is not None, "--save"),
         ("no_save_optim", config.model.save or config.model.load, "--save or --load"),
         ("save", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
         ("save_hf", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),

@@ -17,12 +17,13 @@ from slime.config.plan import Plan
 from slime.errors import DeadlineError
 from slime.observability.console import RunConsole
 from slime.ray.batch import RolloutBatch
-from slime.ray.checkpoints import Checkpoint
+from slime.ray.checkpoints import TRAINER, Checkpoint
 from slime.ray.environment import actor_options
 from slime.ray.startup_check import check_log_probs
 from slime.ray.supervision import StopFlag, StopRequested, Supervisor
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
+from slime.utils.parts import Part
 
 STOP_SECONDS = 20.0
 """What an actor gets to end its work: hooks in flight clean up their sandboxes in it."""
@@ -101,9 +102,10 @@ class Actors:
         """Go on from a checkpoint; from another step than its next, with its weights and nothing else."""
         first = plan.first_rollout_step
         if self._trainer is not None:
-            goes_on = first == checkpoint.rollout_id + 1
-            restart_at = None if goes_on else first * plan.optimizer_steps_per_rollout_step
-            call = self._trainer.load.remote(str(checkpoint.folder), restart_at)
+            restart_at = (
+                None if first == checkpoint.next_step else first * plan.optimizer_steps_per_rollout_step
+            )
+            call = self._trainer.load.remote(str(checkpoint.trainer), restart_at)
             self._wait_at_start("loading the checkpoint", call)
         if not self._config.reads_dumps and (self.generates or self._config.learns_from_data):
             self._wait_at_start("loading the data position", self._manager.load.remote(first - 1))
@@ -150,17 +152,23 @@ class Actors:
         metrics: dict[str, float] = self._wait("weight update", call)
         return metrics | {"perf/update_weights_total_time": time.perf_counter() - started}
 
-    def save(self, folder: Path) -> None:
-        """Write the trainer's state."""
-        self._wait("saving", self._trainer.save.remote(str(folder)))
+    def save(self, step_folder: Path) -> list[Part]:
+        """Write the state of every process that has one, each into a folder of its own; returns the parts.
+
+        A process writes below its folder what it wants and declares it (`slime.utils.parts.declare`), when it
+        is on the disk; the manifest of the step then lists the parts of all.
+        """
+        parts: list[Part] = self._wait("saving", self._trainer.save.remote(str(step_folder / TRAINER)))
+        return parts
 
     def save_hf(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
         self._wait("export", self._trainer.save_hf.remote(str(folder)))
 
-    def save_data_position(self, step: int) -> None:
-        """Write the data source's state after `step`."""
-        self._wait("saving the data position", self._manager.save.remote(step))
+    def save_data_position(self, step: int) -> list[Part]:
+        """Write the data source's state after `step`; returns its files."""
+        parts: list[Part] = self._wait("saving the data position", self._manager.save.remote(step))
+        return parts
 
     def raise_if_stopped(self) -> None:
         """Give up between steps when a stop was requested."""

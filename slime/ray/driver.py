@@ -17,7 +17,8 @@ from slime.observability.console import RunConsole
 from slime.observability.report import evaluation_scores
 from slime.observability.trackers import Tracker
 from slime.ray.actors import Actors
-from slime.ray.checkpoints import commit, step_folder
+from slime.ray.checkpoint_writer import CheckpointWriter
+from slime.ray.lineage import Trained
 from slime.ray.supervision import StopRequested
 
 
@@ -36,8 +37,16 @@ class Driver:
     """Runs the steps of a plan on the actors of a run."""
 
     def __init__(
-        self, config: Config, plan: Plan, actors: Actors, console: RunConsole, tracker: Tracker, run_dir: Path
+        self,
+        config: Config,
+        plan: Plan,
+        actors: Actors,
+        console: RunConsole,
+        tracker: Tracker,
+        run_dir: Path,
+        trained: Trained,
     ) -> None:
+        """`trained` is what the weights were trained on before this run."""
         self._config = config
         self._plan = plan
         self._actors = actors
@@ -47,6 +56,9 @@ class Driver:
             evaluation_steps(config.evaluation, plan.first_rollout_step, plan.rollout_steps)
         )
         self._saved_at: int | None = None
+        self._trained = trained
+        model = config.model
+        self._checkpoints = CheckpointWriter(Path(model.save), model.keep_checkpoints) if model.save else None
         self.result = RunResult(run_dir, steps_done=plan.first_rollout_step)
 
     def run(self) -> RunResult:
@@ -76,6 +88,7 @@ class Driver:
         if actors.trains:
             self._console.phase(f"step {step}: training on {len(batch.samples)} samples")
             update = actors.train(batch.samples)
+            self._trained = self._trained.after(batch.samples)
             metrics |= update.metrics()
             self._console.phase(f"step {step}: weights")
             metrics |= actors.synchronise(step + 1)
@@ -103,8 +116,8 @@ class Driver:
             return
         every = self._config.model.save_interval
         try:
-            if self._config.model.save:
-                self._actors.save_data_position(step)
+            if self._checkpoints is not None:
+                self._checkpoints.take_position(step, self._actors.save_data_position(step))
             if last or (every and (step + 1) % every == 0):
                 self._save_weights(step)
         except CheckpointError as error:
@@ -117,10 +130,10 @@ class Driver:
             return
         self._console.phase(f"step {step}: saving")
         model = self._config.model
-        if model.save:
-            folder = step_folder(Path(model.save), step)
-            self._actors.save(folder)
-            commit(Path(model.save), step, policy_version=step + 1)
+        if self._checkpoints is not None:
+            folder = self._checkpoints.begin(step)
+            parts = self._actors.save(folder)
+            self._checkpoints.commit(step, parts, policy_version=step + 1, trained=self._trained)
             self.result.checkpoint = folder
         if model.save_hf:
             self.result.hf_folder = Path(model.save_hf.replace("{rollout_id}", str(step)))

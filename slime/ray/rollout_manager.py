@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from slime.config import Config
@@ -22,6 +23,7 @@ from slime.rollout.probe import probe_samples
 from slime.rollout.rm_hub import check_reward_source
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
+from slime.utils.parts import Part, declare, files_below
 from slime.utils.types import Sample
 
 
@@ -95,9 +97,13 @@ class RolloutManager:
         """A table of everything in flight: rollout id, phase, how long."""
         return IN_FLIGHT.describe()
 
-    def save(self, rollout_id: int) -> None:
-        """Write the data source's state after a step."""
+    def save(self, rollout_id: int) -> list[Part]:
+        """Write the data source's state after a step, and declare what it wrote below ``--save``."""
+        root = Path(self._args.save)
+        before = _stamps(root)
         self._source.save(rollout_id)
+        written = [path for path, stamp in _stamps(root).items() if before.get(path) != stamp]
+        return declare(root, written)
 
     def load(self, rollout_id: int) -> None:
         """Read it back."""
@@ -120,3 +126,12 @@ class RolloutManager:
         if hook and load_function(hook)(rollout_id, self._args, samples, extra, seconds):
             return {name: value for name, value in extra.items() if name.startswith("rollout/accounting/")}
         return extra | rollout_metrics(self._args, samples, seconds)
+
+
+def _stamps(root: Path) -> dict[Path, tuple[int, int, int]]:
+    """What tells a file that was written anew from the one before; the steps' folders are left out."""
+    folders = [path for path in root.glob("*") if path.is_dir() and not path.name.startswith("step_")]
+    files = [path for path in root.glob("*") if path.is_file()]
+    files += [path for folder in folders for path in files_below(folder)]
+    stats = ((path, path.stat()) for path in files)
+    return {path: (stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats}

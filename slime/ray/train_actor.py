@@ -24,6 +24,7 @@ from slime.config.plan import Plan
 from slime.rollout.hooks import load_hook
 from slime.serving.weights.shared import SharedWeights
 from slime.train.batch import TrainSample
+from slime.utils.parts import Part, declare, files_below
 
 Result = TypeVar("Result")
 
@@ -95,9 +96,10 @@ class TrainActor:
         return values
 
     @on_one_thread
-    def save(self, folder: str) -> None:
-        """Write the trainer's state; the folder appears whole or not at all."""
+    def save(self, folder: str) -> list[Part]:
+        """Write the trainer's state into a folder of a checkpoint's step, and declare its files."""
         self._trainer.save(Path(folder))
+        return declare(Path(folder).parents[1], files_below(Path(folder)))
 
     @on_one_thread
     def save_hf(self, folder: str) -> None:

@@ -47,6 +47,7 @@ class TrainingState:
         counters = {
             "optimizer_steps": self.optimizer.steps,
             "moment_steps": self.optimizer.moment_steps,
+            "skipped_in_a_row": self.optimizer.skipped_in_a_row,
             "optimizer_state": self.keeps_optimizer,
             "lora": self.adapters,
             "python_rng": random.getstate(),
@@ -80,6 +81,7 @@ class TrainingState:
             self.optimizer.load_state(
                 saved.optimizer, steps=counters["optimizer_steps"], moment_steps=counters["moment_steps"]
             )
+            self.optimizer.skipped_in_a_row = counters["skipped_in_a_row"]
         _restore_rng(saved.rng, saved.counters["python_rng"])
 
     def rest(self) -> None:

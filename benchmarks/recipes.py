@@ -47,7 +47,8 @@ RECIPES = {
     "REINFORCE++ baseline": f"{QUICKSTART} --advantage-estimator reinforce_plus_plus_baseline "
     "--normalize-advantages",
     "PPO": f"{QUICKSTART} --advantage-estimator ppo --normalize-advantages --critic-lr 2e-5",
-    "SFT": "--eval-function-path slime.rollout.sglang_rollout.generate_rollout --eval-interval 4",
+    "SFT": "--eval-function-path slime.rollout.sglang_rollout.generate_rollout --eval-interval 4 "
+    "--rollout-max-response-len 16",
 }
 
 

@@ -52,8 +52,14 @@ class Config:
 
     @property
     def train_only(self) -> bool:
-        """Whether there is no engine: rollouts come from files, or conversations from the data."""
-        return self.run.debug_train_only or self.reads_dumps or self.learns_from_data
+        """Whether there is no engine: rollouts come from files, or from conversations, none evaluated."""
+        learns_only = self.learns_from_data and not self.evaluates
+        return self.run.debug_train_only or self.reads_dumps or learns_only
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are evaluation data sets."""
+        return bool(self.evaluation.eval_prompt_data or self.evaluation.eval_config)
 
     @property
     def reads_dumps(self) -> bool:

@@ -112,8 +112,14 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     if config.learns_from_data and not config.reads_dumps and "rollout_function_path" not in given:
         yield Problem(
             "--loss-type",
-            "sft_loss has no engine, and the default rollout function asks one",
+            "sft_loss learns from conversations, and the default rollout function asks an engine",
             f"give --rollout-function-path {SFT_ROLLOUT}, or your own",
+        )
+    if makes_conversations and config.evaluates and config.evaluation.eval_function_path is None:
+        yield Problem(
+            "--eval-function-path",
+            "is required: the rollout function of supervised fine-tuning does not evaluate",
+            "give slime.rollout.sglang_rollout.generate_rollout, or your own",
         )
     if makes_conversations and not config.learns_from_data:
         yield Problem(
@@ -159,7 +165,6 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     is_rloo = algorithm.advantage_estimator == "rloo"
     is_grouped = algorithm.advantage_estimator != "reinforce_plus_plus"
     has_weights = algorithm.use_tis and not algorithm.custom_tis_function_path
-    has_eval = bool(config.evaluation.eval_prompt_data or config.evaluation.eval_config)
     rules = [
         ("kl_loss_coef", algorithm.use_kl_loss, "--use-kl-loss"),
         ("kl_loss_type", algorithm.use_kl_loss or algorithm.kl_coef, "--use-kl-loss or --kl-coef"),
@@ -231,7 +236,7 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         (dest, not config.train_only, "an engine (no --debug-train-only or --load-debug-rollout-data)")
         for dest in ("eval_prompt_data", "eval_config")
     ]
-    rules += [(dest, has_eval, "--eval-prompt-data or --eval-config") for dest in _EVAL_FLAGS]
+    rules += [(dest, config.evaluates, "--eval-prompt-data or --eval-config") for dest in _EVAL_FLAGS]
     for dest, used, needs in rules:
         if dest in given and not used:
             yield Problem(_dashed(dest), f"has no effect without {needs}", "leave it out, or set both")

@@ -123,6 +123,17 @@ def test_what_cannot_run_is_refused_with_its_flag(base, words, message):
     assert message in refused([*base, *words])
 
 
+def test_fine_tuning_has_an_engine_only_where_it_evaluates(base, tmp_path):
+    (tmp_path / "held_out.jsonl").write_text('{"input": "a"}\n')
+    rollout = ["--rollout-function-path", "slime.rollout.sft_rollout.generate_rollout"]
+    tuning = [*base, "--loss-type", "sft_loss", *rollout]
+    evaluation = ["--eval-prompt-data", "held_out", str(tmp_path / "held_out.jsonl")]
+    function = ["--eval-function-path", "slime.rollout.sglang_rollout.generate_rollout"]
+    assert load_config(tuning).train_only
+    assert not load_config([*tuning, *evaluation, *function]).train_only
+    assert "--eval-function-path: is required" in refused([*tuning, *evaluation])
+
+
 def test_an_estimator_without_a_baseline_needs_no_group(base):
     words = ["--advantage-estimator", "reinforce_plus_plus", "--n-samples-per-prompt", "1"]
     assert load_config([*base, *words, "--gamma", "0.9"]).algorithm.gamma == 0.9

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -32,6 +33,7 @@ from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.errors import ConfigError
 from slime.train.batch import TrainSample
 from slime.train.kl import kl_type
+from slime.train.packing import Packing
 from slime.train.policy_loss import PolicyLoss, Surrogate, policy_losses
 from slime.utils.processing_utils import load_tokenizer
 
@@ -211,6 +213,10 @@ class TorchTrainer:
                 self._lora.save_peft(place / "adapter")
 
         write_folder(folder, write, tensor_bytes(weights))
+
+    def pack_as(self, packing: Packing) -> None:
+        """Pack otherwise from now on: another speed and memory, the same loss."""
+        self._batches = replace(self._batches, packing=packing)
 
     def sleep(self) -> None:
         """Drop gradients, give freed memory back where the system is short of it, and use one thread."""

@@ -1,0 +1,252 @@
+"""Law 3 as a check: the same rollouts in other rows, order and micro-batches give the same gradient.
+
+Invariant: weights never move during a check, so every run starts from the same model. What is compared is
+the gradient and the loss of every optimizer step, of the arithmetic that the caller gives, hooks included.
+Knows the torch trainer and rows; knows no flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from slime.backends.base import StepRow, Trainer
+from slime.backends.torch.trainer import TorchTrainer
+from slime.backends.update import RolloutUpdate
+from slime.train.batch import TrainSample
+from slime.train.packing import Packing
+from slime.train.synthetic import Pieces, cut_rollouts
+
+TOLERANCE = 1e-5
+_LEAST_LOSS = 0.1
+Train: TypeAlias = Callable[[Trainer, Sequence[TrainSample]], RolloutUpdate]
+"""The arithmetic under check: all optimizer steps of these rows on that trainer."""
+Gradient: TypeAlias = Mapping[str, torch.Tensor]
+_ROWS = Packing(rows_per_batch=1, trees="off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """Another form of the same rollouts.
+
+    Attributes:
+        name: what is different.
+        pieces: rows of each rollout; see `cut_rollouts`.
+        carries_history: see `cut_rollouts`.
+        shuffled: rows in random order.
+        packing: how they are packed.
+    """
+
+    name: str
+    pieces: Pieces = 1
+    carries_history: bool = False
+    shuffled: bool = False
+    packing: Packing = _ROWS
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a rollout has another number of rows."""
+        return self.pieces != 1
+
+
+_TREES = Packing(max_tokens=10_000, trees="on")
+VARIATIONS = (
+    Variation(name="the same rows again"),
+    Variation(name="rows in another order", shuffled=True),
+    Variation(name="micro-batches of 2 rows", packing=Packing(rows_per_batch=2, trees="off")),
+    Variation(name="all rows in one micro-batch", packing=Packing(max_tokens=10_000, trees="off")),
+    Variation(name="common prefixes computed once", packing=_TREES),
+    Variation(name="rollouts cut in 2 samples", pieces=2),
+    Variation(name="rollouts cut in 5 samples", pieces=5, shuffled=True, packing=Packing(max_tokens=60)),
+    Variation(name="rollouts cut unevenly", pieces="uneven", shuffled=True, packing=_TREES),
+    Variation(
+        name="rollouts cut unevenly, earlier turns carried along",
+        pieces="uneven",
+        carries_history=True,
+        packing=Packing(rows_per_batch=2, trees="on"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Outcome of one variation.
+
+    Attributes:
+        gap: largest difference of a step's gradient or loss, relative to its largest entry.
+        verdict: ``by definition`` is a difference that the declared aggregation makes.
+        offender: the first sample whose part of the gradient is another, and the first value that made it so.
+        field: name of that value in `StepRow`; None where all values agree and the loss itself differs.
+    """
+
+    variation: Variation
+    gap: float
+    verdict: Literal["pass", "fail", "by definition"]
+    offender: str | None = None
+    field: str | None = None
+
+
+def check_invariance(
+    trainer: TorchTrainer,
+    train: Train,
+    samples: Sequence[TrainSample],
+    *,
+    variations: Sequence[Variation] = VARIATIONS,
+    shares_reward: bool = False,
+    depends_on_cut: bool = False,
+    seed: int = 0,
+) -> Iterator[Finding]:
+    """Train on every variation of `samples` and compare with the rows one by one in their order.
+
+    Args:
+        trainer: its learning rate and weight decay are 0, and its gradients are not clipped.
+        samples: one row a rollout.
+        shares_reward: rows carry parts of the reward (``--sibling-reward sum``).
+        depends_on_cut: the declared arithmetic depends on the cut by definition (``sample`` aggregation).
+
+    Raises:
+        ValueError: no step has a gradient, so that nothing could be compared.
+    """
+    expected = _run(trainer, train, samples, _ROWS)
+    if not any(float(g.abs().max()) for gradient in expected.gradients for g in gradient.values()):
+        raise ValueError("the gradient of every step is zero, so there is nothing to compare")
+    for variation in variations:
+        rng = random.Random(seed)
+        rows = cut_rollouts(
+            samples,
+            variation.pieces,
+            rng,
+            carries_history=variation.carries_history,
+            shares_reward=shares_reward,
+        )
+        if variation.shuffled:
+            rng.shuffle(rows)
+        found = _run(trainer, train, rows, variation.packing)
+        gap = max(map(_step_gap, expected.steps(), found.steps()), default=0.0)
+        if gap <= TOLERANCE:
+            yield Finding(variation=variation, gap=gap, verdict="pass")
+        elif variation.cuts and depends_on_cut:
+            yield Finding(variation=variation, gap=gap, verdict="by definition")
+        else:
+            offender, field = _first_offender(trainer, expected, found, variation.packing)
+            yield Finding(variation=variation, gap=gap, verdict="fail", offender=offender, field=field)
+
+
+def gradient_gap(found: Gradient, expected: Gradient) -> float:
+    """Largest difference of two gradients, relative to the largest entry of `expected` unless that is 0."""
+    scale = max(float(g.abs().max()) for g in expected.values()) or 1.0
+    return max(float((found[name] - expected[name]).abs().max()) for name in expected) / scale
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What training on one form of the rows gave, step by step."""
+
+    rows: list[list[StepRow]]
+    gradients: list[Gradient]
+    losses: list[float]
+
+    def steps(self) -> Iterator[tuple[Gradient, float]]:
+        return zip(self.gradients, self.losses, strict=True)
+
+
+class _Recorder:
+    """A trainer that keeps the rows and the gradient of each step."""
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        self._trainer = trainer
+        self.run = _Run([], [], [])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    def step(self, rows: Sequence[StepRow]) -> dict[str, float]:
+        """A step of the trainer, recorded."""
+        metrics = self._trainer.step(rows)
+        self.run.rows.append(list(rows))
+        self.run.gradients.append(_gradient(self._trainer))
+        self.run.losses.append(metrics["loss"])
+        return metrics
+
+
+def _run(trainer: TorchTrainer, train: Train, rows: Sequence[TrainSample], packing: Packing) -> _Run:
+    trainer.pack_as(packing)
+    recorder = _Recorder(trainer)
+    train(recorder, rows)
+    return recorder.run
+
+
+def _gradient(trainer: TorchTrainer) -> Gradient:
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in trainer.named_parameters()
+    }
+
+
+def _step_gap(expected: tuple[Gradient, float], found: tuple[Gradient, float]) -> float:
+    loss = abs(found[1] - expected[1]) / max(abs(expected[1]), _LEAST_LOSS)
+    return max(gradient_gap(found[0], expected[0]), loss)
+
+
+def _first_offender(
+    trainer: TorchTrainer, expected: _Run, found: _Run, packing: Packing
+) -> tuple[str, str | None]:
+    """The first rollout whose part of the gradient is another; its sample and value, in words."""
+    for whole, cut, gradient in zip(expected.rows, found.rows, expected.gradients, strict=True):
+        scale = max(float(g.abs().max()) for g in gradient.values())
+        for rollout in sorted({row.sample.rollout_id for row in whole}):
+            before, after = (_of_rollout(rows, rollout) for rows in (whole, cut))
+            left = _part_of(trainer, before, _ROWS)
+            right = _part_of(trainer, after, packing)
+            distance = max(float((left[name] - right[name]).abs().max()) for name in left)
+            if distance > TOLERANCE * scale:
+                return _first_difference(before, after)
+    return "no rollout alone: the loss depends on which rollouts are computed together", None
+
+
+def _of_rollout(rows: Sequence[StepRow], rollout: int) -> list[StepRow]:
+    return sorted((row for row in rows if row.sample.rollout_id == rollout), key=lambda row: row.sample.index)
+
+
+def _part_of(trainer: TorchTrainer, rows: Sequence[StepRow], packing: Packing) -> Gradient:
+    trainer.pack_as(packing)
+    trainer.step(rows)
+    return _gradient(trainer)
+
+
+def _first_difference(before: Sequence[StepRow], after: Sequence[StepRow]) -> tuple[str, str | None]:
+    """The first value of a trained token that differs between two forms of a rollout."""
+    place = f"rollout {before[0].sample.rollout_id}, sample"
+    for field in dataclasses.fields(StepRow):
+        if field.name in ("sample", "stale"):
+            continue
+        pairs = itertools.zip_longest(_line(before, field.name), _line(after, field.name))
+        for token, (old, new) in enumerate(pairs):
+            if old is None or new is None or not _close(old[1], new[1]):
+                sample = (new or old or (0, None))[0]
+                was, became = (None if value is None else value[1] for value in (old, new))
+                words = f"{field.name} of the rollout's trained token {token} was {was}, became {became}"
+                return f"{place} {sample}: {words}", field.name
+    return f"{place} {after[0].sample.index}: its loss, from equal values", None
+
+
+def _line(rows: Sequence[StepRow], name: str) -> Iterator[tuple[int, float | None]]:
+    """Sample index and value of each trained token."""
+    for row in rows:
+        value = getattr(row, name)
+        values = value if isinstance(value, tuple) else (value,) * row.sample.response_length
+        for flag, each in zip(row.sample.loss_mask, values, strict=True):
+            if flag:
+                yield row.sample.index, each
+
+
+def _close(old: float | None, new: float | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    return abs(old - new) <= TOLERANCE * max(abs(old), abs(new), _LEAST_LOSS)

@@ -6,7 +6,7 @@ Public: `Config`, `load_config`. Sections are what our own code receives; `Confi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from slime.config.sections import (
     RunConfig,
     TrainConfig,
 )
-from slime.config.validate import Problem, validate
+from slime.config.validate import Check, Problem, validate
 from slime.errors import ConfigError
 
 __all__ = ["Config", "load_config"]
@@ -98,8 +98,11 @@ class Config:
         return ArgsView(values | derived, self.user)
 
 
-def load_config(argv: list[str], prog: str = "slime train") -> Config:
+def load_config(argv: list[str], prog: str = "slime train", checks: Sequence[Check] | None = None) -> Config:
     """Parse, type and validate a command line (with its ``--config`` file).
+
+    Args:
+        checks: of validate.py; by default all that a run needs.
 
     Raises:
         ConfigError: anything that cannot run; see parse.py and validate.py.
@@ -107,7 +110,7 @@ def load_config(argv: list[str], prog: str = "slime train") -> Config:
     values, given = parse_values(argv, all_flags(), prog)
     sections = {name: _build(cls, prefix, values) for name, (cls, prefix) in SECTIONS.items()}
     config = Config(**sections, user=_user_keys(values["custom_config_path"], values))
-    return dataclasses.replace(config, warnings=tuple(validate(config, given)))
+    return dataclasses.replace(config, warnings=tuple(validate(config, given, checks)))
 
 
 def _build(section: Callable[..., Any], prefix: str, values: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,13 +35,13 @@ SFT_ROLLOUT = "slime.rollout.sft_rollout.generate_rollout"
 Check = Callable[["Config", frozenset[str]], Iterator[Problem]]
 
 
-def validate(config: Config, given: frozenset[str]) -> list[Problem]:
-    """Run all checks; `given` holds the dests that the user set. Returns the warnings.
+def validate(config: Config, given: frozenset[str], checks: Sequence[Check] | None = None) -> list[Problem]:
+    """Run the checks, by default all; `given` holds the dests that the user set. Returns the warnings.
 
     Raises:
         ConfigError: with every problem found.
     """
-    problems = [problem for check in CHECKS for problem in check(config, given)]
+    problems = [problem for check in checks or CHECKS for problem in check(config, given)]
     errors = [problem for problem in problems if not problem.warning]
     if errors:
         text = "\n".join(f"  {p.flag}: {p.message}\n    remedy: {p.remedy}" for p in errors)
@@ -370,6 +370,9 @@ CHECKS: tuple[Check, ...] = (
     _cannot_learn,
     _doubtful,
 )
+
+CHECKS_OF_FLAGS: tuple[Check, ...] = (_contradictions, _unused, _incomplete)
+"""Those that hold without data, files or a run to learn from."""
 
 
 def _dashed(dest: str) -> str:

@@ -75,7 +75,8 @@ def cut_rollouts(
         spans = [span for span in _spans(sample, pieces, rng) if sample.votes and any(_part(sample, span))]
         share = len(spans) if shares_reward else 1
         cut = [_row(sample, span, carries_history) for span in spans] or [sample]
-        reward = sample.reward / share if share > 1 else sample.reward
+        whole = sample.reward
+        reward = whole / share if share > 1 and isinstance(whole, int | float) else whole
         rows += [replace(row, index=100 * sample.index + k, reward=reward) for k, row in enumerate(cut)]
     return rows
 

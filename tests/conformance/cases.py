@@ -34,6 +34,15 @@ OPTIONS = {
     "GSPO on the engine's log-probs": {"advantage_estimator": "gspo", "use_rollout_logprobs": True},
     "TIS": {"use_tis": True, "tis_clip": 1.1},
     "IcePop": {"use_tis": True, "tis_mode": "mask", "tis_clip": 1.3, "tis_clip_low": 0.7},
+    "weights of rollouts": {"use_tis": True, "tis_level": "sequence", "tis_clip": 1.5},
+    "geometric weights": {"use_tis": True, "tis_level": "geometric", "tis_batch_normalize": True},
+    "rejected rollouts": {
+        "use_rs": True,
+        "rs_level": "geometric",
+        "rs_lower_bound": 0.9,
+        "rs_upper_bound": 1.2,
+    },
+    "veto": {"use_rs": True, "rs_veto_threshold": 0.6},
     "mean over tokens": {"calculate_per_token_loss": True},
 }
 

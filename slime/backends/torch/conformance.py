@@ -19,6 +19,7 @@ import torch
 from slime.backends.base import StepRow, Trainer
 from slime.backends.torch.trainer import TorchTrainer
 from slime.backends.update import RolloutUpdate
+from slime.errors import ConfigError
 from slime.train.batch import TrainSample
 from slime.train.packing import Packing
 from slime.train.synthetic import Pieces, cut_rollouts
@@ -53,6 +54,11 @@ class Variation:
     def cuts(self) -> bool:
         """Whether a rollout has another number of rows."""
         return self.pieces != 1
+
+    @property
+    def is_repetition(self) -> bool:
+        """Whether nothing is different."""
+        return not self.cuts and not self.shuffled and self.packing == _ROWS
 
 
 _TREES = Packing(max_tokens=10_000, trees="on")
@@ -111,11 +117,15 @@ def check_invariance(
         depends_on_cut: the declared arithmetic depends on the cut by definition (``sample`` aggregation).
 
     Raises:
-        ValueError: no step has a gradient, so that nothing could be compared.
+        ConfigError: no step has a gradient, so that nothing could be compared.
     """
     expected = _run(trainer, train, samples, _ROWS)
     if not any(float(g.abs().max()) for gradient in expected.gradients for g in gradient.values()):
-        raise ValueError("the gradient of every step is zero, so there is nothing to compare")
+        raise ConfigError(
+            "the gradient of every step is zero, so there is nothing to compare",
+            place="arithmetic",
+            remedy="check that rewards or hooks give advantages other than 0",
+        )
     for variation in variations:
         rng = random.Random(seed)
         rows = cut_rollouts(

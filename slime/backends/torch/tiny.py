@@ -17,6 +17,7 @@ def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
 
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -28,6 +29,7 @@ def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
         head_dim=8,
         max_position_embeddings=_CONTEXT,
     )
+    logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder)

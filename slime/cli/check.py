@@ -1,0 +1,137 @@
+"""`slime check --arithmetic`: whether a configuration and its hooks obey law 3, before it costs a run.
+
+The rollouts are synthetic and the model is tiny and random; estimator, loss, corrections and hooks are the
+user's. Owns: the choice of what is checked, the words, and the exit status. The check itself is
+backends/torch/conformance.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime.config import Config, load_config
+from slime.config.sections import TrainConfig
+from slime.config.validate import CHECKS_OF_FLAGS
+from slime.errors import ConfigError
+from slime.rollout.hooks import check_hooks, load_hook
+
+if TYPE_CHECKING:
+    from slime.backends.torch.conformance import Finding
+
+_REMEDIES = {
+    "advantages": (
+        "make the advantages of a token depend on its rollout (rollout_ids, trained tokens), never on the "
+        "number, length or order of rows",
+        ("custom_reward_post_process_path", "custom_advantage_function_path"),
+    ),
+    "correction": (
+        "let it depend on the sequences that it is given, each a whole rollout, never on their order",
+        ("custom_tis_function_path", "custom_pg_loss_reducer_function_path"),
+    ),
+}
+"""First value that differs -> what to change, and the hooks that make it."""
+_LOSS = (
+    "let the loss be a sum over tokens in which each depends on its own values alone",
+    ("custom_loss_function_path",),
+)
+_RANDOM = "the same rows gave two results: take the randomness, or what is kept between calls, out"
+
+
+def main(argv: list[str]) -> int:
+    """Entry of the verb; returns 1 where a check failed."""
+    parser = argparse.ArgumentParser(
+        prog="slime check",
+        description=__doc__,
+        epilog="All other flags are those of `slime train`, --config FILE.yaml included.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--arithmetic", action="store_true", help="check that the arithmetic obeys law 3")
+    options, rest = parser.parse_known_args(argv)
+    if not options.arithmetic:
+        raise ConfigError("says nothing to check", place="slime check", remedy="give --arithmetic")
+    config = load_config(rest, prog="slime check", checks=CHECKS_OF_FLAGS)
+    check_hooks(config.args())
+    failed = False
+    for finding in findings(config):
+        failed |= finding.verdict == "fail"
+        print("\n".join(lines(finding, config)), flush=True)
+    print("the arithmetic depends on how rollouts are cut or packed" if failed else "the arithmetic holds")
+    return int(failed)
+
+
+def findings(config: Config) -> Iterator[Finding]:
+    """Every check of the configuration's arithmetic, on a random model.
+
+    Raises:
+        ConfigError: no rollout has a gradient, so that nothing can be compared.
+        SlimeError: what training itself would raise.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from slime.backends.hooks import load_hooks
+    from slime.backends.torch.conformance import check_invariance
+    from slime.backends.torch.tiny import VOCABULARY, write_tiny_model
+    from slime.backends.torch.trainer import TorchTrainer
+    from slime.backends.update import train_on_rollouts
+    from slime.train.synthetic import synthetic_rollouts
+
+    algorithm = config.algorithm
+    samples = synthetic_rollouts(vocabulary=VOCABULARY)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny_model(Path(folder))
+        trainer = TorchTrainer(
+            replace(config.model, hf_checkpoint=folder, ref_load=None),
+            algorithm,
+            TrainConfig(lr=0.0, clip_grad=0.0, train_precision="float32", train_num_threads=1),
+            temperature=1.0,
+            total_steps=1,
+        )
+        train = functools.partial(
+            train_on_rollouts,
+            algorithm=algorithm,
+            rollouts_per_step=len(samples) // 2,
+            hooks=load_hooks(config.args(), load_hook),
+        )
+        yield from check_invariance(
+            trainer,
+            train,
+            samples,
+            shares_reward=algorithm.sibling_reward == "sum",
+            depends_on_cut=_depends_on_cut(config),
+        )
+
+
+def lines(finding: Finding, config: Config) -> list[str]:
+    """The finding as a person reads it."""
+    verdict = "FAIL" if finding.verdict == "fail" else "ok"
+    head = f"{verdict:<5} {finding.variation.name:<52} {finding.gap:8.1e}"
+    if finding.verdict == "by definition":
+        return [f"{head}  --loss-aggregation sample depends on the cut by definition"]
+    if finding.verdict == "pass":
+        return [head]
+    return [head, f"      first: {finding.offender}", f"      change: {remedy(finding, config)}"]
+
+
+def remedy(finding: Finding, config: Config) -> str:
+    """What to change, naming the hooks of the configuration that can be the reason."""
+    if finding.variation.is_repetition:
+        return _RANDOM
+    text, dests = _REMEDIES.get(finding.field or "", _LOSS)
+    args = config.args()
+    hooks = [
+        f"--{dest.replace('_', '-')} {getattr(args, dest)}"
+        for dest in dests
+        if dest in args and getattr(args, dest)
+    ]
+    return f"{', '.join(hooks)}: {text}" if hooks else "none of your hooks makes it: report this as a bug"
+
+
+def _depends_on_cut(config: Config) -> bool:
+    return config.algorithm.loss_aggregation == "sample" and not config.algorithm.calculate_per_token_loss

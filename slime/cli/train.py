@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from slime.config import Config, load_config
-from slime.config.plan import Plan
+from slime.config.plan import Plan, old_log_probs
 from slime.errors import ConfigError
 from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
 from slime.observability.report import report_lines
@@ -119,7 +119,8 @@ def _find_checkpoint(config: Config) -> Found:
 
 def _preamble(config: Config, plan: Plan, found: Found) -> list[str]:
     warnings = [f"warning: {p.flag}: {p.message} ({p.remedy})" for p in config.warnings]
-    return [*plan.lines(), *found.lines(), *warnings]
+    old = old_log_probs(config.algorithm, plan.optimizer_steps_per_rollout_step)
+    return [*plan.lines(), f"old log-probs           {old}", *found.lines(), *warnings]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from slime.config.sections import DataConfig, EvalConfig, RolloutConfig
+from slime.config.sections import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,18 @@ def make_plan(
         response_tokens_per_rollout_step=None if cap is None else rollouts * cap,
         evaluations=len(evaluation_steps(evaluation, first_rollout_step, rollout_steps)),
     )
+
+
+def old_log_probs(algorithm: AlgorithmConfig, optimizer_steps_per_rollout_step: int) -> str:
+    """Where the log-probs of the old policy come from, as a person reads it."""
+    if algorithm.loss_type == "sft_loss":
+        return "none: a policy that is taught has no older one"
+    if algorithm.use_rollout_logprobs:
+        return "the engine's"
+    stale = "the engine's for rollouts of an older policy"
+    if optimizer_steps_per_rollout_step == 1:
+        return f"the step's own, since it is the only one of its rollouts; {stale}"
+    return f"the first step's own; computed anew before it for the later ones; {stale}"
 
 
 def rollouts_per_optimizer_step(data: DataConfig) -> int:

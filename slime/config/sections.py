@@ -354,6 +354,9 @@ class RunConfig:
     phase_timeout: float = flag(
         7200.0, "deadline of a phase (start, rollout, train, update, save) in seconds", "float", above=0
     )
+    logprob_gap_warning: float = flag(
+        0.1, "warn of a step where engine and trainer log-probs differ by more on average", "float", above=0
+    )
     startup_check: bool = flag(True, "compare engine and trainer log-probs before the first step", "tri")
     custom_config_path: str | None = flag(None, "YAML of your own keys, for your hooks, on args", "str")
 

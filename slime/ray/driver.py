@@ -7,6 +7,7 @@ Laptop and cluster run these lines.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from slime.ray.actors import Actors
 from slime.ray.checkpoint_writer import CheckpointWriter
 from slime.ray.lineage import Trained
 from slime.ray.supervision import StopRequested
+
+GAP = "train/train_rollout_logprob_abs_diff"
 
 
 @dataclass
@@ -95,6 +98,16 @@ class Driver:
         metrics["perf/step_time"] = time.perf_counter() - started
         self._tracker.log(metrics | {"rollout/step": float(step)}, step)
         self._console.step(step, metrics)
+        self._warn_of_gap(step, metrics)
+
+    def _warn_of_gap(self, step: int, metrics: Mapping[str, float]) -> None:
+        gap, bound = metrics.get(GAP, 0.0), self._config.run.logprob_gap_warning
+        if gap > bound:
+            self._console.note(
+                f"warning: step {step}: engine and trainer log-probs differ by {gap:.2g} on average, more "
+                f"than --logprob-gap-warning {bound:g}: what is trained is not the policy that sampled. Look for "
+                "sampling parameters that change the distribution, or correct for it with --use-tis"
+            )
 
     def _evaluate(self, done: int) -> None:
         if done not in self._evaluate_at or not self._actors.generates:

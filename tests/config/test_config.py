@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from slime.config import load_config
 from slime.config.parse import all_flags
+from slime.config.plan import old_log_probs
 from slime.errors import ConfigError
 
 
@@ -222,3 +223,16 @@ def test_the_plan_covers_every_rollout(tmp_path_factory, prompts, rollouts, step
     covered = plan.rollouts_per_optimizer_step * plan.optimizer_steps_per_rollout_step
     assert 0 <= covered - plan.rollouts_per_rollout_step < plan.rollouts_per_optimizer_step
     assert plan.optimizer_steps == count * plan.optimizer_steps_per_rollout_step
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "the step's own"),
+        (["--num-steps-per-rollout", "2"], "computed anew before it for the later ones"),
+        (["--use-rollout-logprobs"], "the engine's"),
+    ],
+)
+def test_the_source_of_the_old_log_probs_is_derived_and_told(base, words, told):
+    config = load_config([*base, *words])
+    assert told in old_log_probs(config.algorithm, config.plan(1).optimizer_steps_per_rollout_step)

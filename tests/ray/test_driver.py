@@ -1,0 +1,77 @@
+"""The loop tells what its metrics say of wrong learning."""
+
+import dataclasses
+
+import pytest
+
+from slime.backends.update import RolloutUpdate
+from slime.config import load_config
+from slime.ray.batch import RolloutBatch
+from slime.ray.driver import Driver
+from slime.ray.lineage import Trained
+
+
+class OneStep:
+    """Actors of a run whose steps all have the same gap between engine and trainer."""
+
+    generates = trains = True
+
+    def __init__(self, gap):
+        self.gap = gap
+
+    def generate(self, step, on_progress):
+        return RolloutBatch([])
+
+    def train(self, samples):
+        return RolloutUpdate(steps=[{"train_rollout_logprob_abs_diff": self.gap}], rollout={})
+
+    def synchronise(self, version):
+        return {}
+
+    def raise_if_stopped(self):
+        pass
+
+
+class Console:
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def phase(self, name, total=None):
+        pass
+
+    def progress(self, done):
+        pass
+
+    def step(self, step, metrics):
+        pass
+
+
+class Log:
+    def log(self, metrics, step):
+        pass
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    words = {"--hf-checkpoint": tmp_path, "--rollout-batch-size": 2, "--num-rollout": 2}
+    words |= {"--rollout-max-response-len": 4, "--n-samples-per-prompt": 2, "--rm-type": "math"}
+    argv = [str(part) for pair in words.items() for part in pair]
+    return load_config([*argv, "--disable-rollout-global-dataset"])
+
+
+@pytest.mark.parametrize(
+    ("gap", "bound", "warned"), [(0.2, 0.1, True), (0.05, 0.1, False), (0.05, 0.01, True)]
+)
+def test_a_gap_between_engine_and_trainer_above_the_bound_is_told_in_every_step(
+    config, tmp_path, gap, bound, warned
+):
+    run = dataclasses.replace(config.run, logprob_gap_warning=bound)
+    config, console = dataclasses.replace(config, run=run), Console()
+    driver = Driver(config, config.plan(None), OneStep(gap), console, Log(), tmp_path, Trained())
+    assert driver.run().steps_done == 2
+    assert len(console.notes) == 2 * warned
+    assert all(f"{gap:.2g} on average" in note and "--use-tis" in note for note in console.notes)

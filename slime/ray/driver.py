@@ -105,8 +105,8 @@ class Driver:
         if gap > bound:
             self._console.note(
                 f"warning: step {step}: engine and trainer log-probs differ by {gap:.2g} on average, more "
-                f"than --logprob-gap-warning {bound:g}: what is trained is not the policy that sampled. Look for "
-                "sampling parameters that change the distribution, or correct for it with --use-tis"
+                f"than --logprob-gap-warning {bound:g}: what is trained is not the policy that sampled. Look "
+                "for sampling parameters that change the distribution, or correct for it with --use-tis"
             )
 
     def _evaluate(self, done: int) -> None:

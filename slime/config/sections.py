@@ -290,6 +290,11 @@ class TrainConfig:
     log_probs_chunk_size: int = flag(
         -1, "tokens whose logits are held at once; -1 chooses", "int", at_least=-1
     )
+    deterministic_mode: bool = flag(
+        False,
+        "a run gives the same samples and weights each time, bit for bit; generates one answer at a time",
+        "switch",
+    )
     train_num_threads: int | None = flag(
         None, "CPU threads of training (default: all cores)", "int", at_least=1
     )
@@ -329,6 +334,11 @@ class EngineConfig:
         None, "most tokens of a request (default: the model's)", "int", at_least=2
     )
     num_threads: int | None = flag(None, "CPU threads of generation (default: all cores)", "int", at_least=1)
+    enable_deterministic_inference: bool = flag(
+        False,
+        "answers do not depend on what else is asked: one request at a time, no prefix reuse; slow",
+        "switch",
+    )
     served_model_name: str | None = flag(None, "name in /v1/models (default: the model path)", "str")
 
 

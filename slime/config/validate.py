@@ -199,6 +199,11 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("lr_decay_iters", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("save_interval", config.model.save is not None or config.model.save_hf is not None, "--save"),
+        (
+            "engine_max_running_requests",
+            not (train.deterministic_mode or config.engine.enable_deterministic_inference),
+            "answers in parallel (no --deterministic-mode, no --engine-enable-deterministic-inference)",
+        ),
         ("keep_checkpoints", config.model.save is not None, "--save"),
         ("no_save_optim", config.model.save or config.model.load, "--save or --load"),
         ("save", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),

@@ -94,7 +94,8 @@ class Actors:
         import ray
 
         cls = load_function(path)
-        actor = ray.remote(cls).options(**actor_options(threads)).remote(*arguments)
+        options = actor_options(threads, repeatable=self._config.train.deterministic_mode)
+        actor = ray.remote(cls).options(**options).remote(*arguments)
         self._supervisor.watch(name, actor.watch.remote())
         return actor
 

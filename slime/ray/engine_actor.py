@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from slime.config import Config
@@ -37,7 +38,10 @@ class EngineActor:
         model = self._config.model.hf_checkpoint
         if model is None:
             raise ConfigError("the engine needs a model", place="--hf-checkpoint")
-        self._process = EngineProcess(model, self._config.engine, self._log_file)
+        engine = self._config.engine
+        if self._config.train.deterministic_mode:
+            engine = replace(engine, enable_deterministic_inference=True)
+        self._process = EngineProcess(model, engine, self._log_file)
         self._client = EngineClient(self._process.url)
         self._ready.set()
         return self._process.url

@@ -40,16 +40,26 @@ def ray_session() -> Iterator[None]:
         ray.shutdown()
 
 
-def actor_options(threads: int = 1) -> dict[str, Any]:
+_REPEATABLE = {
+    "PYTHONHASHSEED": "0",
+    "MKL_CBWR": "AUTO",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""What makes sets of text, MKL and cuBLAS repeat themselves from process to process."""
+
+
+def actor_options(threads: int = 1, *, repeatable: bool = False) -> dict[str, Any]:
     """Options of an actor that takes turns with the others on the same cores.
 
     Args:
         threads: calls that run at the same time.
+        repeatable: the same arithmetic in every process (``--deterministic-mode``).
     """
+    extra = _REPEATABLE if repeatable else {}
     return {
         "num_cpus": 0,
         "max_concurrency": threads,
-        "runtime_env": {"env_vars": {**QUIET, "PYTHONPATH": _search_path(), **TUNING}},
+        "runtime_env": {"env_vars": QUIET | {"PYTHONPATH": _search_path()} | TUNING | extra},
     }
 
 

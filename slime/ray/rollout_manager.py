@@ -21,6 +21,7 @@ from slime.rollout.loop import background_loop
 from slime.rollout.metrics import eval_metrics, rollout_metrics
 from slime.rollout.probe import probe_samples
 from slime.rollout.rm_hub import check_reward_source
+from slime.rollout.seeds import seed_process
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
 from slime.utils.parts import Part, declare, files_below
@@ -69,6 +70,7 @@ class RolloutManager:
     def generate(self, rollout_id: int) -> RolloutBatch:
         """Run one rollout step, or read its dump under ``--load-debug-rollout-data``."""
         started = time.perf_counter()
+        seed_process(self._args.rollout_seed, rollout_id)
         output = self._output(rollout_id)
         samples = list(flatten(output.samples))
         if self._args.save_debug_rollout_data:
@@ -78,6 +80,7 @@ class RolloutManager:
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Evaluate on every eval data set; returns ``eval/`` metrics."""
+        seed_process(self._args.rollout_seed, rollout_id)
         output = call_rollout_fn(self._evaluate, self._args, rollout_id, self._source, evaluation=True)
         extra = dict(output.metrics or {})
         hook = self._args.custom_eval_rollout_log_function_path

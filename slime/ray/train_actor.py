@@ -126,8 +126,11 @@ class TrainActor:
 
 
 def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
+    import torch
+
     from slime.backends.torch.trainer import TorchTrainer
 
+    torch.use_deterministic_algorithms(config.train.deterministic_mode)
     trainer = TorchTrainer(
         config.model,
         config.algorithm,

@@ -16,6 +16,8 @@ class Leftover(enum.Enum):
 
     REQUEUE = "requeue"
     """Abort what runs and put its prompts back fresh; put back finished groups with their rewards."""
+    RESTART = "restart"
+    """Abort what runs and put all back fresh, finished groups too: which of them are finished is chance."""
     WAIT = "wait"
     """Let what runs finish, and keep it for the next batch."""
     KEEP = "keep"
@@ -39,6 +41,11 @@ class View:
 
 class Policy(Protocol):
     """Decides for the scheduler."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether groups are judged in the order in which they started, whatever finishes first."""
+        ...
 
     def admit(self, view: View) -> int:
         """How many groups to start now."""
@@ -64,9 +71,12 @@ class Synchronous:
     Attributes:
         outstanding: groups accepted or running while the batch fills (``--over-sampling-batch-size``).
             Those beyond the batch spare the wait for slow groups; a dropped group is replaced by one.
+        ordered: make the batch, and what goes back, a function of the rollouts alone, not of their timing.
+            Groups beyond the batch then only start ahead; they spare no wait.
     """
 
     outstanding: int
+    ordered: bool = False
 
     def admit(self, view: View) -> int:
         """Refill by what is missing."""
@@ -78,8 +88,8 @@ class Synchronous:
 
     def at_close(self, view: View) -> Leftover:
         """The engine must be idle for training."""
-        return Leftover.REQUEUE
+        return Leftover.RESTART if self.ordered else Leftover.REQUEUE
 
     def at_update(self, view: View) -> Leftover:
         """As at a close."""
-        return Leftover.REQUEUE
+        return self.at_close(view)

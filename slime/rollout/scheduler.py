@@ -177,8 +177,9 @@ class Scheduler:
             raise DataError(
                 f"the data source has no more prompts: {batch.standing()}", place=f"rollout step {batch.step}"
             )
-        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        for task in [task for task in self._running if task in done]:
+        waited = list(self._running)[: 1 if self._policy.ordered else None]
+        done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        for task in [task for task in waited if task in done]:
             run, run.rollouts = self._running[task], task.result()
             self._finished.append(self._running.pop(task))
 
@@ -186,16 +187,22 @@ class Scheduler:
         """Do with everything in flight what `leftover` says; `cause` is the error that ends the step."""
         if leftover is Leftover.KEEP:
             return
-        if leftover is Leftover.REQUEUE:
+        if leftover in (Leftover.REQUEUE, Leftover.RESTART):
             for task in self._running:
                 task.cancel()
         if self._running:
             await asyncio.wait(self._running)
         ended = [(task, self._running.pop(task)) for task in list(self._running)]
+        all_in_order = [*self._finished, *(run for _, run in ended)]
         errors = [error for task, run in ended if (error := self._harvest(task, run)) is not None]
         back = [run.fresh for _, run in ended if not run.rollouts]
+        if leftover is Leftover.RESTART:
+            back = [run.fresh for run in all_in_order]
+            for run in self._finished:
+                run.rollouts = []
         if leftover is Leftover.REQUEUE:
             back += [run.resumable() for run in self._finished]
+        if leftover is not Leftover.WAIT:
             for run in self._finished:
                 run.settle(self.ledger, Fate.REQUEUED)
             self._finished.clear()

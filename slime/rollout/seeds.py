@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
+
+import numpy as np
 
 SEEDS = 2**31
 CALL_STRIDE = 0x9E3779B1
@@ -55,3 +58,14 @@ def with_call_seed(sampling_params: dict[str, Any]) -> dict[str, Any]:
     if seeds is None or sampling_params.get("sampling_seed") is not None:
         return sampling_params
     return sampling_params | {"sampling_seed": seeds.next()}
+
+
+def seed_process(run_seed: int, step: int) -> None:
+    """Seed Python's and numpy's global generators, from which hooks may draw, for one rollout step.
+
+    What they give then depends on the step only, and not on what was drawn before it: a resumed run needs
+    nothing of them.
+    """
+    seed = CallSeeds(run_seed, step).first
+    random.seed(seed)
+    np.random.seed(seed)

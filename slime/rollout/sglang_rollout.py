@@ -152,7 +152,10 @@ async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOut
     scheduler = Scheduler(
         source=source,
         run_group=lambda group, _: runner.run_group(group, call),
-        policy=Synchronous(int(getattr(args, "over_sampling_batch_size", None) or wanted)),
+        policy=Synchronous(
+            int(getattr(args, "over_sampling_batch_size", None) or wanted),
+            ordered=bool(getattr(args, "deterministic_mode", False)),
+        ),
         wanted=wanted,
         group_size=int(getattr(args, "n_samples_per_prompt", None) or 1),
         max_failed_ratio=float(getattr(args, "max_failed_rollout_ratio", 0.5)),

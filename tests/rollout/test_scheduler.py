@@ -298,12 +298,52 @@ def test_what_a_filter_removes_from_the_full_batch_counts_as_filtered():
     assert batch.account.total(Fate.TRAINED) == 2
 
 
+def account_of(durations, drops, failing, steps=3):
+    """Everything that steps of the ordered policy decide, and what they leave behind."""
+    heard = []
+
+    def judge(group, outstanding, wanted):
+        heard.append((group[0].group_index, outstanding))
+        return "dropped" if group[0].group_index in drops else None
+
+    source = ListSource(size=3)
+    policy = Synchronous(4, ordered=True)
+    runs = Runs(durations, failing)
+    batches, _ = collect(source, runs, wanted=2, policy=policy, judge=judge, steps=steps)
+    left = [
+        (sample.group_index, sample.status, sample.reward) for group in source.returned for sample in group
+    ]
+    return [groups_of(batch) for batch in batches], [batch.account for batch in batches], heard, left
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    durations=st.dictionaries(st.integers(0, 12), st.sampled_from([0.001, 0.002, 0.004]), max_size=12),
+    drops=st.sets(st.integers(0, 8), max_size=4),
+    failing=st.dictionaries(st.integers(0, 8), st.integers(1, 2), max_size=3),
+)
+def test_the_ordered_policy_decides_the_same_whatever_finishes_first(durations, drops, failing):
+    options = {"drops": drops, "failing": failing}
+    assert account_of(durations, **options) == account_of({}, **options)
+
+
+def test_the_ordered_policy_gives_back_finished_groups_fresh_and_in_order():
+    """Group 2 has finished when the batch closes and group 3 has not; both start anew in the next step."""
+    source, runs = ListSource(), Runs({1: 0.03, 3: HANG})
+    (batch,), _ = collect(source, runs, wanted=2, policy=Synchronous(4, ordered=True))
+    assert groups_of(batch) == [0, 1]
+    assert [[sample.group_index for sample in group] for group in source.returned] == [[2, 2], [3, 3]]
+    assert all(sample.reward is None for group in source.returned for sample in group)
+    assert batch.account.total(Fate.REQUEUED) == 4
+
+
 @dataclass
 class Ahead:
     """A policy that lets work run on over the close of a batch."""
 
     outstanding: int
     leftover: Leftover
+    ordered: bool = False
 
     def admit(self, view):
         return self.outstanding - view.running

@@ -1,5 +1,9 @@
+import random
+
+import numpy as np
 import pytest
 
+from slime.rollout.seeds import seed_process
 from slime.rollout.sglang_rollout import GenerateState, generate_rollout
 from tests.rollout.kit import HOOKS, ListSource, engine_args, scripted, state_for
 
@@ -41,3 +45,15 @@ def test_each_engine_call_of_a_rollout_has_a_seed_of_its_own_that_a_repeat_gives
 def test_a_rollout_of_one_call_has_the_seed_of_its_index():
     seeds = seeds_of_a_step()
     assert sorted(seeds.values()) == [[42 * 1_000_003], [42 * 1_000_003 + 1]]
+
+
+def test_a_step_draws_the_same_from_global_generators_whatever_was_drawn_before():
+    def draws(step):
+        seed_process(1234, step)
+        return random.random(), float(np.random.rand())
+
+    first = draws(3)
+    random.random()
+    np.random.rand(7)
+    assert draws(3) == first
+    assert draws(4) != first

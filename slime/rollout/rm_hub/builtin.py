@@ -79,7 +79,10 @@ async def _check(path: str, args: Any, sample: Sample, response: str, timeout_s:
 
 
 async def _random(args: Any, sample: Sample, response: str, timeout_s: float) -> float:
-    return float(random.randint(0, 1))
+    """A coin; for a sample with an index the same one whenever it is asked for."""
+    if sample.index is None:
+        return float(random.randint(0, 1))
+    return float(random.Random(f"{getattr(args, 'rollout_seed', 42)} {sample.index}").randint(0, 1))
 
 
 async def _remote(args: Any, sample: Sample, response: str, timeout_s: float) -> Any:

@@ -64,10 +64,11 @@ class Engine:
         self._scheduler = Scheduler(
             loaded.kv_shape,
             capacity=capacity,
-            max_running=config.max_running_requests,
+            max_running=1 if config.enable_deterministic_inference else config.max_running_requests,
             chunk=config.chunked_prefill_size,
             context_length=self.context_length,
             vocab_size=self.vocab_size,
+            reuses_prefixes=not config.enable_deterministic_inference,
         )
         self._stepper = Stepper(loaded.runner, self._scheduler)
         self._threads = config.num_threads or len(os.sched_getaffinity(0))

@@ -80,7 +80,9 @@ class EngineProcess:
         config = dataclasses.replace(config, port=config.port or 0)
         for row in flags_of(EngineConfig, "engine"):
             value = getattr(config, row.dest)
-            if value is not None:
+            if row.kind == "switch":
+                words += [f"--{row.name}"] if value else []
+            elif value is not None:
                 words += [f"--{row.name}", str(value)]
         return words
 

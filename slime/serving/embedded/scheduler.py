@@ -69,6 +69,7 @@ class Scheduler:
         chunk: int,
         context_length: int,
         vocab_size: int,
+        reuses_prefixes: bool = True,
     ) -> None:
         self.capacity = capacity
         self.max_running = max_running
@@ -81,6 +82,7 @@ class Scheduler:
         self._shape = shape
         self._cache: KVCache[Sequence] = KVCache(shape, context_length, slots=max_running, capacity=capacity)
         self._epoch = 0
+        self._reuses_prefixes = reuses_prefixes
         self._score_rows = max(1, SCORED_LOGITS // vocab_size)
 
     @property
@@ -188,7 +190,7 @@ class Scheduler:
 
     def _keep(self, sequence: Sequence) -> None:
         """Store the keys and values of all positions that are computed, where memory allows."""
-        if sequence.epoch != self._epoch:
+        if sequence.epoch != self._epoch or not self._reuses_prefixes:
             return
         place, buffer = sequence.place, sequence.buffer
         tokens = sequence.tokens[: place.filled if place is not None else sequence.computed]

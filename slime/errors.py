@@ -89,5 +89,9 @@ class ActorDiedError(SlimeError):
     """A process of the run ended unexpectedly."""
 
 
+class RankLostError(SlimeError):
+    """A process that trains lost contact with another of its group; the cause is in the other one."""
+
+
 class NonFiniteGradientError(SlimeError):
     """Gradients were infinite or NaN several steps in a row: training has diverged."""

@@ -287,6 +287,12 @@ class TrainConfig:
         "str",
         choices=["auto", "on", "off"],
     )
+    balance_data: bool = flag(
+        True, "deal rows to train processes by FLOPs (off: in equal numbers, by rollout)", "tri"
+    )
+    balance_by_flops: bool = flag(
+        True, "even out the micro-batches of a train process by FLOPs (off: by tokens)", "tri"
+    )
     log_probs_chunk_size: int = flag(
         -1, "tokens whose logits are held at once; -1 chooses", "int", at_least=-1
     )

@@ -125,6 +125,7 @@ def build_dp_schedule(
     balance_data: bool = True,
     balance_by_flops: bool = False,
     flops: Callable[[int], float] | None = None,
+    costs: Sequence[float] | None = None,
     incomplete: Incomplete = "train",
 ) -> DataParallelSchedule:
     """Steps of `global_batch_size` rollouts by ascending id, each dealt to `dp_size` ranks.
@@ -138,23 +139,25 @@ def build_dp_schedule(
         balance_data: ranks get equal cost; otherwise equal numbers of samples, by rollout id.
         balance_by_flops: micro-batches of a rank are evened out by cost, otherwise by tokens.
         flops: cost of a sample by its length, e.g. `flops.ModelShape.sample_flops()`; None: its tokens.
+        costs: one a sample, where its length does not tell its cost, instead of `flops`.
         incomplete: what becomes of a last step with too few rollouts: ``train`` makes a step of them, whose
             `global_batch_sizes` entry is their own number; ``carry`` returns them as `carried`.
 
     Raises:
-        ConfigError: a size below one; dynamic micro-batches without cap; `balance_by_flops` without `flops`;
-            `incomplete` unknown; a cost that is not positive and finite.
-        DataError: ids and lengths differ in number; a length below one.
+        ConfigError: a size below one; dynamic micro-batches without cap; `balance_by_flops` without `flops`
+            or `costs`; `incomplete` unknown; a cost that is not positive and finite.
+        DataError: ids, lengths and costs differ in number; a length below one.
     """
     _check_sizes(dp_size=dp_size, global_batch_size=global_batch_size, cp_size=cp_size)
     _check_sizes(micro_batch_size=micro_batch_size, max_tokens_per_gpu=max_tokens_per_gpu)
     _check_sizes(microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage)
-    _check_choices(use_dynamic_batch_size, max_tokens_per_gpu, balance_by_flops, flops, incomplete)
+    knows_costs = flops is not None or costs is not None
+    _check_choices(use_dynamic_batch_size, max_tokens_per_gpu, balance_by_flops, knows_costs, incomplete)
     cap = math.inf if max_tokens_per_gpu is None else max_tokens_per_gpu * cp_size
     batch = _Batch(
         rollout_ids=rollout_ids,
         lengths=total_lengths,
-        costs=_costs(rollout_ids, total_lengths, flops),
+        costs=_costs(rollout_ids, total_lengths, flops, costs),
         dp_size=dp_size,
         group=microbatch_group_size_per_vp_stage or 1,
         balance_data=balance_data,
@@ -232,15 +235,19 @@ class _Batch:
 
 
 def _costs(
-    rollout_ids: Sequence[int], lengths: Sequence[int], flops: Callable[[int], float] | None
+    rollout_ids: Sequence[int],
+    lengths: Sequence[int],
+    flops: Callable[[int], float] | None,
+    given: Sequence[float] | None,
 ) -> Sequence[float]:
     """Cost of every sample, after a check of ids and lengths."""
-    if len(rollout_ids) != len(lengths):
-        raise DataError(
-            f"{len(rollout_ids)} rollout_ids for {len(lengths)} total_lengths",
-            place="build_dp_schedule",
-            remedy="give one of each for every sample",
-        )
+    for name, values in (("total_lengths", lengths), ("costs", given)):
+        if values is not None and len(values) != len(rollout_ids):
+            raise DataError(
+                f"{len(rollout_ids)} rollout_ids for {len(values)} {name}",
+                place="build_dp_schedule",
+                remedy="give one of each for every sample",
+            )
     for rollout, length in zip(rollout_ids, lengths, strict=True):
         if length < 1:
             raise DataError(
@@ -248,15 +255,14 @@ def _costs(
                 place=f"rollout {rollout}",
                 remedy="leave out samples without tokens, with a reason",
             )
-    if flops is None:
-        return lengths
-    costs = [flops(length) for length in lengths]
+    costs = given or lengths if flops is None else [flops(length) for length in lengths]
     for cost, length in zip(costs, lengths, strict=True):
         if not 0 < cost < math.inf:
+            source = "costs" if flops is None else "flops"
             raise ConfigError(
-                f"flops({length}) is {cost}",
-                place="flops",
-                remedy="return a positive, finite number for every length",
+                f"{source}({length}) is {cost}",
+                place=source,
+                remedy="give a positive, finite number for every length",
             )
     return costs
 
@@ -271,7 +277,7 @@ def _check_choices(
     dynamic: bool,
     max_tokens: int | None,
     by_flops: bool,
-    flops: Callable[[int], float] | None,
+    knows_costs: bool,
     incomplete: str,
 ) -> None:
     if dynamic and max_tokens is None:
@@ -280,7 +286,7 @@ def _check_choices(
             place="--use-dynamic-batch-size",
             remedy="set --max-tokens-per-gpu",
         )
-    if by_flops and flops is None:
+    if by_flops and not knows_costs:
         raise ConfigError(
             "balance by FLOPs, but the cost of a sample is not known",
             place="--balance-by-flops",

@@ -50,8 +50,8 @@ class _Bin:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """Rows that are packed as one, with all segments that they need."""
+class Family:
+    """Rows that are packed as one, with all segments of the forest that they need, and their tokens."""
 
     segments: frozenset[int]
     tokens: int
@@ -64,22 +64,29 @@ def micro_batches(rows: Sequence[tuple[int, ...]], packing: Packing) -> list[Mic
     Rows that share their prefixes go together by computed tokens. Where the packing goes by rows, the budget
     is then what `rows_per_batch` rows of the longest length compute, at least two of them.
     """
+    room, shared = room_of(rows, packing)
+    if room is None:
+        packs = pack_rows(rows, rows_per_batch=packing.rows_per_batch)
+    else:
+        packs = pack_tokens(rows, max_tokens=room, share_prefixes=shared)
+    return [micro_batch(pack, rows, packing, room if shared else None) for pack in packs]
+
+
+def room_of(rows: Sequence[tuple[int, ...]], packing: Packing) -> tuple[int | None, bool]:
+    """Computed tokens of a micro-batch, None where it goes by rows; and whether prefixes are shared."""
     if not rows or not _pays(rows, packing.trees):
-        packs = _separate(rows, packing)
-        return [MicroBatch(pack, shared=False) for pack in packs]
-    room = packing.max_tokens or max(packing.rows_per_batch, _LEAST_ROOM) * max(map(len, rows))
-    packs = pack_tokens(rows, max_tokens=room)
-    return [MicroBatch(pack, shared=_shares([rows[i] for i in pack], packing.trees, room)) for pack in packs]
+        return packing.max_tokens, False
+    return packing.max_tokens or max(packing.rows_per_batch, _LEAST_ROOM) * max(map(len, rows)), True
 
 
-def _separate(rows: Sequence[tuple[int, ...]], packing: Packing) -> list[list[int]]:
-    if packing.max_tokens is None:
-        return pack_rows(rows, rows_per_batch=packing.rows_per_batch)
-    return pack_tokens(rows, max_tokens=packing.max_tokens, share_prefixes=False)
-
-
-def _shares(rows: Sequence[tuple[int, ...]], trees: TreeBatches, room: int) -> bool:
-    return _pays(rows, trees) or sum(map(len, rows)) > room
+def micro_batch(
+    chosen: list[int], rows: Sequence[tuple[int, ...]], packing: Packing, room: int | None
+) -> MicroBatch:
+    """`chosen` of the rows; they share prefixes where there is `room` for them only so, or where it pays."""
+    if room is None:
+        return MicroBatch(chosen, shared=False)
+    members = [rows[i] for i in chosen]
+    return MicroBatch(chosen, shared=_pays(members, packing.trees) or sum(map(len, members)) > room)
 
 
 def _pays(rows: Sequence[tuple[int, ...]], trees: TreeBatches) -> bool:
@@ -104,7 +111,7 @@ def pack_tokens(
     """
     forest = build_forest(rows, share=share_prefixes)
     bins: list[_Bin] = []
-    for item in sorted(_items(forest, max_tokens), key=lambda item: (-item.tokens, item.rows)):
+    for item in sorted(families(forest, max_tokens), key=lambda item: (-item.tokens, item.rows)):
         target = _best_bin(bins, item, forest, max_tokens)
         if target is None:
             target = _Bin()
@@ -115,8 +122,11 @@ def pack_tokens(
     return [found.rows for found in bins]
 
 
-def _items(forest: PrefixForest, max_tokens: int) -> list[_Item]:
-    """The largest subtrees that fit the budget together with the path above them."""
+def families(forest: PrefixForest, max_tokens: int) -> list[Family]:
+    """The largest subtrees that fit the budget together with the path above them.
+
+    Every row is in one of them; rows that are longer than the budget are alone, with their equals.
+    """
     children, below = forest.children(), forest.subtree_tokens()
     ending: dict[int, list[int]] = {}
     for row, end in enumerate(forest.row_ends):
@@ -133,7 +143,7 @@ def _items(forest: PrefixForest, max_tokens: int) -> list[_Item]:
             path = forest.path(node)
             if not whole:
                 tokens = forest.segments[node].start + len(forest.segments[node].tokens)
-            items.append(_Item(frozenset(path) | frozenset(members), tokens, rows))
+            items.append(Family(frozenset(path) | frozenset(members), tokens, rows))
         if not whole:
             open_nodes.extend(children[node])
     return items
@@ -147,11 +157,11 @@ def _subtree(node: int, children: Sequence[Sequence[int]]) -> list[int]:
     return found
 
 
-def _added_tokens(target: _Bin, item: _Item, forest: PrefixForest) -> int:
+def _added_tokens(target: _Bin, item: Family, forest: PrefixForest) -> int:
     return sum(len(forest.segments[segment].tokens) for segment in item.segments - target.segments)
 
 
-def _best_bin(bins: Sequence[_Bin], item: _Item, forest: PrefixForest, max_tokens: int) -> _Bin | None:
+def _best_bin(bins: Sequence[_Bin], item: Family, forest: PrefixForest, max_tokens: int) -> _Bin | None:
     """The bin to which the item adds fewest tokens, the fullest of those."""
     fitting: list[tuple[int, int, int, _Bin]] = []
     for found in bins:

@@ -4,12 +4,14 @@ import itertools
 import random
 from dataclasses import replace
 
+from slime.backends.torch.ranks import ALONE
+from slime.backends.torch.sharding import whole
 from slime.backends.torch.trainer import TorchTrainer
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.train.batch import TrainSample
 
 
-def make_trainer(folder, *, algorithm=None, temperature=1.3, model=None, **train):
+def make_trainer(folder, *, algorithm=None, temperature=1.3, model=None, ranks=ALONE, **train):
     """A trainer whose gradients stay readable: no clipping, one thread."""
     config = {"clip_grad": 0.0, "lr": 1e-3, "train_num_threads": 1, "train_precision": "float32"} | train
     return TorchTrainer(
@@ -18,11 +20,12 @@ def make_trainer(folder, *, algorithm=None, temperature=1.3, model=None, **train
         TrainConfig(**config),
         temperature=temperature,
         total_steps=10,
+        ranks=ranks,
     )
 
 
 def gradients(trainer):
-    return {name: p.grad.clone() for name, p in trainer.named_parameters()}
+    return {name: whole(p.grad).clone() for name, p in trainer.named_parameters()}
 
 
 def relative_gap(left, right):

@@ -51,7 +51,7 @@ def test_fresh_adapters_change_nothing_and_weights_have_the_models_own_names(tmp
 def test_only_adapters_train_and_the_reference_is_the_base_to_the_bit(tiny_dir):
     trainer = lora_trainer(tiny_dir, algorithm=KL)
     assert all(".lora_" in name for name, _ in trainer.named_parameters())
-    assert trainer._reference is trainer._model
+    assert trainer._score_reference is trainer._score
     before = trainer.log_probs(group_samples(), reference=True)
     metrics = run(trainer, range(3), KL)
     assert metrics[0]["train/kl_loss"] == pytest.approx(0.0, abs=1e-6) and metrics[2]["train/kl_loss"] > 1e-6

@@ -12,22 +12,40 @@ from typing import cast
 
 import torch
 
-from slime.backends.torch.forest import PackedBatch, Request, input_tokens, pack_requests
+from slime.backends.torch.forest import PackedBatch, Request, empty_batch, input_tokens, pack_requests
+from slime.backends.torch.ranks import ALONE, Ranks
 from slime.config.sections import TrainConfig
 from slime.errors import ConfigError, DataError
 from slime.train.batch import TrainSample
-from slime.train.packing import Packing, TreeBatches, micro_batches
+from slime.train.deal import Dealing, Flops, deal_rows
+from slime.train.packing import Packing, TreeBatches
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """How requests are put together, and where their tensors go."""
+    """How requests are put together, and where their tensors go.
+
+    Attributes:
+        ranks: those that compute the requests together.
+        flops: cost of a row by its length, for balance over the ranks; None gives them equal numbers of rows.
+        even_batches: balance the micro-batches of a rank by that cost too.
+    """
 
     packing: Packing
     device: torch.device
+    ranks: Ranks = ALONE
+    flops: Flops | None = None
+    even_batches: bool = True
 
     @classmethod
-    def of(cls, config: TrainConfig, *, device: torch.device) -> MicroBatches:
+    def of(
+        cls,
+        config: TrainConfig,
+        *,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+        flops: Flops | None = None,
+    ) -> MicroBatches:
         """What the flags declare.
 
         Raises:
@@ -40,12 +58,21 @@ class MicroBatches:
             max_tokens=config.max_tokens_per_gpu if config.use_dynamic_batch_size else None,
             trees=cast(TreeBatches, config.tree_batches),
         )
-        return cls(packing, device)
+        return cls(packing, device, ranks, flops, config.balance_by_flops)
 
     def pack(self, requests: Sequence[tuple[int, Request]]) -> Iterator[tuple[list[int], PackedBatch]]:
-        """Micro-batches of numbered requests: the numbers of each, and its tensors."""
+        """This rank's micro-batches of numbered requests: the numbers of each, and its tensors.
+
+        All ranks are given all requests. They have equally many micro-batches, some of which may be empty.
+        """
         rows = [input_tokens(request) for _, request in requests]
-        for found in micro_batches(rows, self.packing):
+        dealing = Dealing(
+            ranks=self.ranks.size, packing=self.packing, flops=self.flops, even_batches=self.even_batches
+        )
+        for found in deal_rows(rows, dealing)[self.ranks.rank]:
+            if not found.rows:
+                yield [], empty_batch(self.device)
+                continue
             members = [requests[i] for i in found.rows]
             batch = pack_requests(
                 [request for _, request in members], share_prefixes=found.shared, device=self.device

@@ -1,8 +1,8 @@
 """Checkpoints on disk: safetensors and JSON, written whole or not at all.
 
 Invariant: a folder with a manifest is complete; it appears by one rename, and replaces only a folder that
-slime wrote. No pickle is written or read.
-Knows tensors by name; knows no trainer.
+slime wrote. Each rank writes the rows that it holds; any number of ranks reads them. No pickle is written or
+read. Knows tensors by name; knows no trainer.
 """
 
 from __future__ import annotations
@@ -12,31 +12,34 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from slime.backends.folder import MARKER, mark, may_replace
+from slime.backends.torch.ranks import ALONE, Ranks
+from slime.backends.torch.sharding import is_spread, own, own_rows
 from slime.errors import CheckpointError
 
 MANIFEST = "trainer.json"
-FORMAT = 1
+FORMAT = 2
+_ROWS = "rows"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Contents of a checkpoint folder.
+    """What one rank writes.
 
     Attributes:
-        weights: by Hugging Face name, tied weights once.
-        optimizer: moments by name; empty where the state was left out.
-        rng: states of random generators, uint8.
-        counters: plain JSON values.
+        weights: by Hugging Face name, tied weights once; of spread ones this rank's rows are written.
+        optimizer: moments by name, likewise; empty where the state was left out.
+        rng: states of this process's random generators.
+        counters: plain JSON values, equal on all ranks.
     """
 
     weights: Mapping[str, torch.Tensor]
@@ -45,8 +48,69 @@ class Checkpoint:
     counters: Mapping[str, Any]
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write below `folder`, replacing what slime wrote there before.
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor on disk, in the pieces that the ranks wrote.
+
+    Attributes:
+        shape: of the whole.
+        pieces: open file, and the rows that it holds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[Any, int, int], ...]
+
+    def rows(self, first: int, last: int) -> torch.Tensor:
+        """Rows `first` to `last` (exclusive) of the first dimension; a scalar is one row.
+
+        Raises:
+            CheckpointError: the files do not hold them.
+        """
+        if not self.shape:
+            return self._read(self.pieces[0][0], 0, 1)
+        if first == last:
+            return self._read(self.pieces[0][0], 0, 0)
+        found = [
+            self._read(file, max(first, start) - start, min(last, stop) - start)
+            for file, start, stop in self.pieces
+            if max(first, start) < min(last, stop)
+        ]
+        tensor = found[0] if len(found) == 1 else torch.cat(found)
+        if len(tensor) != last - first:
+            raise CheckpointError(f"of rows {first} to {last} there are {len(tensor)}", place=self.name)
+        return tensor
+
+    def whole(self) -> torch.Tensor:
+        """All rows."""
+        return self.rows(0, self.shape[0] if self.shape else 1)
+
+    def _read(self, file: Any, start: int, stop: int) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = (
+                file.get_slice(self.name)[start:stop] if self.shape else file.get_tensor(self.name)
+            )
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot be read: {error}", place=self.name) from error
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """What is in a checkpoint folder.
+
+    Attributes:
+        rng: of each rank that wrote it.
+    """
+
+    weights: Mapping[str, StoredTensor]
+    optimizer: Mapping[str, StoredTensor]
+    rng: tuple[Mapping[str, torch.Tensor], ...]
+    counters: Mapping[str, Any]
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE) -> None:
+    """Write below `folder`, replacing what slime wrote there before; a call of all ranks together.
 
     Raises:
         CheckpointError: no space, the folder cannot be written, or it holds something that slime did not
@@ -57,17 +121,21 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     def write(place: Path) -> None:
         for name, tensors in parts.items():
             if tensors:
-                save_file({key: t.detach().contiguous() for key, t in tensors.items()}, _file(place, name))
-        manifest = {"format": FORMAT, "parts": [n for n, t in parts.items() if t]}
-        (place / MANIFEST).write_text(
-            json.dumps(manifest | {"counters": dict(checkpoint.counters)}, indent=1)
-        )
+                _write_part(_file(place, name, ranks.rank, ranks.size), tensors)
+        if ranks.is_first:
+            manifest = {
+                "format": FORMAT,
+                "ranks": ranks.size,
+                "parts": [name for name, tensors in parts.items() if tensors],
+                "counters": dict(checkpoint.counters),
+            }
+            (place / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
-    write_folder(folder, write, sum(tensor_bytes(tensors) for tensors in parts.values()))
+    write_folder(folder, write, sum(tensor_bytes(tensors) for tensors in parts.values()), ranks)
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Inverse of `write_checkpoint`.
+def read_checkpoint(folder: Path) -> StoredCheckpoint:
+    """Inverse of `write_checkpoint`, by any number of ranks; weights are read when they are asked for.
 
     Raises:
         CheckpointError: no checkpoint, an unknown format, or a file that does not read.
@@ -79,23 +147,43 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         manifest = json.loads(path.read_text())
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"format {manifest['format']} is not known", place=str(path))
-        parts = {name: load_file(_file(folder, name)) for name in manifest["parts"]}
-        counters = manifest["counters"]
+        size = manifest["ranks"]
+        files = {
+            part: [_file(folder, part, rank, size) for rank in range(size)] for part in manifest["parts"]
+        }
+        return StoredCheckpoint(
+            weights=_stored(files.get("model", ())),
+            optimizer=_stored(files.get("optimizer", ())),
+            rng=tuple(load_file(file) for file in files.get("rng", ())),
+            counters=manifest["counters"],
+        )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"cannot be read: {error}", place=str(folder)) from error
-    return Checkpoint(parts.get("model", {}), parts.get("optimizer", {}), parts.get("rng", {}), counters)
 
 
-def write_folder(folder: Path, write: Callable[[Path], None], needed: int) -> None:
-    """Let `write` fill a temporary sibling of `folder`, then rename it into place.
+def write_folder(folder: Path, write: Callable[[Path], None], needed: int, ranks: Ranks = ALONE) -> None:
+    """Let `write` of every rank fill a temporary sibling of `folder`, then rename it into place.
 
     Args:
-        needed: bytes that will be written.
+        needed: bytes that this rank will write.
 
     Raises:
         CheckpointError: see `write_checkpoint`.
     """
     folder = folder.absolute()
+    total = sum(ranks.gather(needed))
+    partial = ranks.first(lambda: _begin(folder, total))
+    try:
+        ranks.each(lambda: _checked(lambda: write(partial), folder, total))
+        ranks.first(lambda: _checked(lambda: _finish(partial, folder), folder, total))
+    except CheckpointError:
+        if ranks.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _begin(folder: Path, needed: int) -> Path:
+    """An empty folder beside `folder`, on a disk with room."""
     if not may_replace(folder):
         raise CheckpointError(
             f"exists and was not written by slime (it has no file {MARKER}), so it is not replaced",
@@ -103,29 +191,62 @@ def write_folder(folder: Path, write: Callable[[Path], None], needed: int) -> No
             remedy="name a folder that does not exist yet, or move this one away",
         )
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    try:
+
+    def make() -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder.parent).free
-        if free < needed:
+        if shutil.disk_usage(folder.parent).free < needed:
             raise OSError(errno.ENOSPC, "too little free space")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        write(partial)
-        mark(partial)
-        _sync(partial)
-        _replace(partial, folder)
+
+    _checked(make, folder, needed)
+    return partial
+
+
+def _finish(partial: Path, folder: Path) -> None:
+    mark(partial)
+    _sync(partial)
+    _replace(partial, folder)
+
+
+def _checked(action: Callable[[], None], folder: Path, needed: int) -> None:
+    try:
+        action()
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise _write_error(folder, error, needed) from error
 
 
+def _write_part(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    rows = {
+        name: [*own_rows(tensor), tensor.shape[0]] for name, tensor in tensors.items() if is_spread(tensor)
+    }
+    values = {name: own(tensor.detach()).contiguous() for name, tensor in tensors.items()}
+    save_file(values, path, metadata={_ROWS: json.dumps(rows)})
+
+
+def _stored(paths: Sequence[Path]) -> dict[str, StoredTensor]:
+    """The tensors of one part, put together from the files of all ranks."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    pieces: dict[str, list[tuple[Any, int, int]]] = {}
+    for path in paths:
+        file: Any = safe_open(path, "pt")
+        rows = json.loads((file.metadata() or {}).get(_ROWS, "{}"))
+        for name in file.keys():  # noqa: SIM118
+            shape = tuple(file.get_slice(name).get_shape())
+            first, last, total = rows.get(name, (0, shape[0] if shape else 1, shape[0] if shape else 1))
+            shapes[name] = (total, *shape[1:]) if shape else ()
+            pieces.setdefault(name, []).append((file, first, last))
+    return {name: StoredTensor(name, shapes[name], tuple(found)) for name, found in pieces.items()}
+
+
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of all tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    """Bytes of all tensors; of spread ones, those of this rank."""
+    return sum(own(tensor).numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _file(folder: Path, part: str) -> Path:
-    return folder / f"{part}.safetensors"
+def _file(folder: Path, part: str, rank: int, size: int) -> Path:
+    number = "" if size == 1 else f"-{rank + 1:05d}-of-{size:05d}"
+    return folder / f"{part}{number}.safetensors"
 
 
 def _sync(folder: Path) -> None:

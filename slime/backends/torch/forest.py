@@ -9,7 +9,7 @@ ancestors) followed by the block itself. Knows no model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -146,6 +146,12 @@ def pack_requests(
         token_query=tensor(token_query),
         row_sizes=tuple(len(request.targets) for request in requests),
     )
+
+
+def empty_batch(device: torch.device | None = None) -> PackedBatch:
+    """One token, of which nothing is asked: a pass in which every tensor has a gradient, and it is zero."""
+    batch = pack_requests([Request((0, 0), (1,))], device=device)
+    return replace(batch, token_query=batch.token_query[:0], row_sizes=())
 
 
 def input_tokens(request: Request) -> tuple[int, ...]:

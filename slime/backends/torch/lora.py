@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from slime.backends.torch.sharding import whole
 from slime.config.sections import TrainConfig
 from slime.errors import CheckpointError, ConfigError
 
@@ -50,16 +51,24 @@ class LoraAdapters:
         """
         for name, parameter in self._frozen():
             layer = self._layers.get(name.removesuffix(".base_layer.weight"))
-            yield _plain(name), parameter.detach() if layer is None else _merge(layer)
+            yield _plain(name), whole(parameter.detach()) if layer is None else _merge(layer)
 
     def off(self) -> AbstractContextManager[None]:
         """Within it the model is the base."""
         context: AbstractContextManager[None] = self._model.disable_adapter()
         return context
 
-    def save_peft(self, folder: Path) -> None:
+    def adapters(self) -> dict[str, torch.Tensor]:
+        """The adapters by peft's names; a call of all ranks together."""
+        return {
+            name: whole(parameter.detach())
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def save_peft(self, folder: Path, adapters: Mapping[str, torch.Tensor]) -> None:
         """Write a folder that `peft.PeftModel.from_pretrained` loads on top of the base."""
-        self._model.save_pretrained(str(folder), save_embedding_layers=False)
+        self._model.save_pretrained(str(folder), state_dict=dict(adapters), save_embedding_layers=False)
 
     def settings(self) -> dict[str, Any]:
         """What a checkpoint must agree on: rank, alpha, layers and the base's fingerprint."""
@@ -147,7 +156,7 @@ def _merge(layer: Any) -> torch.Tensor:
     """base + scale * B A in one product: [out, in], float32, rounded once per sum."""
     with torch.no_grad():
         base = layer.get_base_layer().weight
-        return torch.addmm(base, _b(layer), _a(layer), alpha=layer.scaling[_ADAPTER])
+        return torch.addmm(whole(base), whole(_b(layer)), whole(_a(layer)), alpha=layer.scaling[_ADAPTER])
 
 
 def _a(layer: Any) -> torch.nn.Parameter:

@@ -23,12 +23,16 @@ _CHECK_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class CausalModel:
-    """A loaded model: the Hugging Face module, its body, its output layer and the dtype of its products."""
+    """A loaded model: the Hugging Face module, and the dtype of its products."""
 
     module: Any
-    head: Head
     compute_dtype: torch.dtype
     device: torch.device
+
+    @property
+    def head(self) -> Head:
+        """The output layer. Its weight is not kept: under FSDP it is another tensor inside a forward pass."""
+        return _head(self.module)
 
     def log_probs(
         self, batch: PackedBatch, *, temperature: float, chunk: int
@@ -74,7 +78,7 @@ def load_model(folder: str | Path, *, precision: str = "float32", device: str | 
     module.eval()
     module.to(place)
     module.requires_grad_(True)
-    model = CausalModel(module, _head(module), compute_dtype(precision, place), place)
+    model = CausalModel(module, compute_dtype(precision, place), place)
     _check_packing(model, path)
     return model
 
@@ -180,7 +184,7 @@ def _check_packing(model: CausalModel, path: Path) -> None:
     rows = [tuple((7 * i * i + 3 * i + seed) % size for i in range(8)) for seed in (1, 2)]
     rows.append((*rows[0][:4], *rows[1][4:]))
     requests = [Request(row, tuple(range(1, len(row)))) for row in rows]
-    exact = CausalModel(model.module, model.head, torch.float32, model.device)
+    exact = CausalModel(model.module, torch.float32, model.device)
     with torch.no_grad():
         try:
             batch = pack_requests(requests, device=model.device)

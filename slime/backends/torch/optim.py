@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from slime.backends.torch.sharding import own, spread_like, whole
 from slime.config.sections import TrainConfig
 from slime.errors import NonFiniteGradientError
 
@@ -95,7 +96,7 @@ class Optimizer:
         """
         rate = self.schedule.rate(self.steps)
         gradients = self._gradients()
-        norm = torch.nn.utils.get_total_norm(gradients).item()
+        norm = whole(torch.nn.utils.get_total_norm(gradients)).item()
         if not math.isfinite(norm):
             self._skip(norm)
             return StepOutcome(norm, rate, skipped=True)
@@ -126,6 +127,9 @@ class Optimizer:
     def load_state(self, tensors: Mapping[str, torch.Tensor], *, steps: int, moment_steps: int) -> None:
         """Inverse of `state_tensors`, with the position in the schedule and the steps of the moments.
 
+        Args:
+            tensors: of spread parameters, the rows of this rank.
+
         Raises:
             KeyError, ValueError: a tensor is missing or has another shape.
         """
@@ -140,9 +144,9 @@ class Optimizer:
             }
             for key in ("exp_avg", "exp_avg_sq"):
                 value = tensors[f"{key}.{name}"]
-                if value.shape != parameter.shape:
+                if value.shape != own(parameter).shape:
                     raise ValueError(f"{key}.{name} has shape {tuple(value.shape)}")
-                state[key] = value.to(parameter.device, parameter.dtype, copy=True)
+                state[key] = spread_like(parameter, value.to(parameter.device, parameter.dtype, copy=True))
             self._adamw.state[parameter] = state
 
     def _gradients(self) -> list[torch.Tensor]:

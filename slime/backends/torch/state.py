@@ -6,6 +6,7 @@ Invariant: parameters keep their storage through a load. Knows parameters by nam
 from __future__ import annotations
 
 import gc
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime.backends.torch.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from slime.backends.torch.checkpoint import Checkpoint, StoredTensor, read_checkpoint, write_checkpoint
 from slime.backends.torch.lora import check_settings
 from slime.backends.torch.memory import release_heap
 from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.ranks import ALONE, Ranks
+from slime.backends.torch.sharding import own, own_rows
 from slime.errors import CheckpointError
 
 
@@ -30,12 +33,14 @@ class TrainingState:
         parameters: those that train, by name, tied ones once.
         keeps_optimizer: whether checkpoints hold the optimizer's state.
         adapters: what a checkpoint's adapters must agree on; see `LoraAdapters.settings`.
+        ranks: those over which the parameters are spread; all of them save and load together.
     """
 
     parameters: Mapping[str, torch.nn.Parameter]
     optimizer: Optimizer
     keeps_optimizer: bool
     adapters: Mapping[str, Any] | None = None
+    ranks: Ranks = ALONE
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer, schedule position and RNG state below `folder`.
@@ -50,13 +55,15 @@ class TrainingState:
             "skipped_in_a_row": self.optimizer.skipped_in_a_row,
             "optimizer_state": self.keeps_optimizer,
             "lora": self.adapters,
-            "python_rng": random.getstate(),
         }
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        write_checkpoint(folder, Checkpoint(weights, optimizer, _rng_states(), counters))
+        write_checkpoint(folder, Checkpoint(weights, optimizer, _rng_states(), counters), self.ranks)
 
     def load(self, folder: Path, *, restart_at: int | None = None) -> None:
         """Read a checkpoint into the present storage of the parameters; see `Trainer.load`.
+
+        Each rank reads the rows that it holds, whichever ranks wrote them. A rank that the writers did not
+        have keeps its random states.
 
         Raises:
             CheckpointError: no checkpoint, one of another model, or one without optimizer state where this
@@ -73,16 +80,25 @@ class TrainingState:
         _check_same_weights(self.parameters, saved.weights, folder)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(saved.weights[name])
+                own(parameter).copy_(saved.weights[name].rows(*own_rows(parameter)))
         if restart_at is not None:
             self.optimizer.load_state({}, steps=restart_at, moment_steps=0)
         else:
             counters = saved.counters
             self.optimizer.load_state(
-                saved.optimizer, steps=counters["optimizer_steps"], moment_steps=counters["moment_steps"]
+                self._own_moments(saved.optimizer),
+                steps=counters["optimizer_steps"],
+                moment_steps=counters["moment_steps"],
             )
             self.optimizer.skipped_in_a_row = counters["skipped_in_a_row"]
-        _restore_rng(saved.rng, saved.counters["python_rng"])
+        if self.ranks.rank < len(saved.rng):
+            _restore_rng(saved.rng[self.ranks.rank])
+
+    def _own_moments(self, stored: Mapping[str, StoredTensor]) -> dict[str, torch.Tensor]:
+        return {
+            name: tensor.rows(*own_rows(self.parameters[name.split(".", 1)[1]]))
+            for name, tensor in stored.items()
+        }
 
     def rest(self) -> None:
         """Drop gradients, and give freed memory back where the system is short of it."""
@@ -94,11 +110,11 @@ class TrainingState:
 
 
 def _check_same_weights(
-    parameters: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], folder: Path
+    parameters: Mapping[str, torch.Tensor], saved: Mapping[str, StoredTensor], folder: Path
 ) -> None:
     for name in sorted(parameters.keys() | saved.keys()):
         ours, theirs = parameters.get(name), saved.get(name)
-        if ours is None or theirs is None or ours.shape != theirs.shape:
+        if ours is None or theirs is None or tuple(ours.shape) != theirs.shape:
             shapes = [None if t is None else tuple(t.shape) for t in (ours, theirs)]
             raise CheckpointError(
                 f"it is of another model: {name} is {shapes[1]} there and {shapes[0]} here", place=str(folder)
@@ -110,16 +126,23 @@ def _rng_states() -> dict[str, torch.Tensor]:
     numpy_state: Any = np.random.get_state()
     states["numpy_keys"] = torch.from_numpy(numpy_state[1].astype(np.int64))
     states["numpy_rest"] = torch.tensor([numpy_state[2], numpy_state[3], numpy_state[4]], dtype=torch.float64)
+    version, words, next_gauss = random.getstate()
+    states["python_words"] = torch.tensor(words, dtype=torch.int64)
+    states["python_rest"] = torch.tensor(
+        [version, math.nan if next_gauss is None else next_gauss], dtype=torch.float64
+    )
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
-def _restore_rng(states: Mapping[str, torch.Tensor], python_state: Any) -> None:
+def _restore_rng(states: Mapping[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["torch"])
     position, has_gauss, gauss = states["numpy_rest"].tolist()
     keys = states["numpy_keys"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))
-    random.setstate((python_state[0], tuple(python_state[1]), python_state[2]))
+    version, next_gauss = states["python_rest"].tolist()
+    words = tuple(states["python_words"].tolist())
+    random.setstate((int(version), words, None if math.isnan(next_gauss) else next_gauss))
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])

@@ -96,6 +96,20 @@ class StepSums:
         self._gap_weight += weight.sum().item()
         self._gap_max = max(self._gap_max, terms["abs_diff"].max().item())
 
+    @classmethod
+    def total(cls, parts: Sequence[StepSums]) -> StepSums:
+        """The sums of a step whose rows were added to several."""
+        total = cls(gap_from_old=parts[0]._gap_from_old)
+        for part in parts:
+            for sums, others in ((total._sums, part._sums), (total._gap_sums, part._gap_sums)):
+                for name, value in others.items():
+                    sums[name] += value
+            total._gap_weight += part._gap_weight
+            total._gap_max = max(total._gap_max, part._gap_max)
+            total._tokens += part._tokens
+            total._computed += part._computed
+        return total
+
     def metrics(self) -> dict[str, float]:
         """Averages of the step, weighted like the loss."""
         found = dict(self._sums) | {"tokens": float(self._tokens), "computed_tokens": float(self._computed)}

@@ -8,7 +8,7 @@ Knows rows and advantages; knows nothing of engines, rewards or where rollouts c
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,16 +26,21 @@ from slime.backends.torch.lora import LoraAdapters
 from slime.backends.torch.memory import keep_heap
 from slime.backends.torch.model import CausalModel, load_model
 from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
+from slime.backends.torch.sharding import sharded, whole
 from slime.backends.torch.state import TrainingState
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
-from slime.errors import ConfigError
+from slime.errors import ConfigError, ModelError
 from slime.train.batch import TrainSample
+from slime.train.flops import SampleFlops, shape_of_config
 from slime.train.kl import kl_type
 from slime.train.packing import Packing
 from slime.train.policy_loss import PolicyLoss, Surrogate, policy_losses
 from slime.utils.processing_utils import load_tokenizer
+
+Score = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class TorchTrainer:
@@ -50,6 +55,7 @@ class TorchTrainer:
         temperature: float,
         total_steps: int,
         device: str | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Load the models.
 
@@ -57,9 +63,11 @@ class TorchTrainer:
             temperature: sampling temperature of the rollouts; logits are divided by it.
             total_steps: optimizer steps of the whole run, for the schedule.
             device: of the models, e.g. ``cpu``; None is CUDA where there is a GPU, else the CPU.
+            ranks: processes over which parameters and rows are spread. Each is given all rows, and calls
+                every method that computes, or reads or writes weights, in the same order.
 
         Raises:
-            ModelError: a model folder cannot be used.
+            ModelError: a model folder cannot be used, or its sizes do not tell what a row costs.
             ConfigError: a dynamic batch size without a budget, no model, or no such device.
         """
         if model.hf_checkpoint is None:
@@ -77,17 +85,26 @@ class TorchTrainer:
         self._lora = LoraAdapters(self._model.module, train) if train.lora_rank else None
         if train.gradient_checkpointing:
             recompute_layers(self._model.module)
-        self._batches = MicroBatches.of(train, device=self._model.device)
-        self._reference: CausalModel | None = None
+        adapters = self._lora.settings() if self._lora else None
+        self._ranks = ranks
+        self._batches = MicroBatches.of(
+            train,
+            device=self._model.device,
+            ranks=ranks,
+            flops=_flops(self._model) if train.balance_data and ranks.size > 1 else None,
+        )
+        self._score = self._sharded(self._model)
+        self._score_reference: Score | None = None
         if algorithm.use_kl_loss or algorithm.kl_coef:
-            self._reference = self._load_reference(model, device)
+            self._score_reference = self._reference(model, device)
         parameters = dict(self.named_parameters())
         self._optimizer = Optimizer(parameters, train, total_steps)
         self._state = TrainingState(
             parameters,
             self._optimizer,
             keeps_optimizer=not model.no_save_optim,
-            adapters=self._lora.settings() if self._lora else None,
+            adapters=adapters,
+            ranks=ranks,
         )
 
     @property
@@ -107,12 +124,15 @@ class TorchTrainer:
                 yield name, parameter
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Current weights by Hugging Face name, tied weights once: views, or copies with adapters merged."""
+        """Current weights by Hugging Face name, tied weights once: views, or copies with adapters merged.
+
+        Of several ranks all go through them together, and each weight is gathered as its turn comes.
+        """
         if self._lora is not None:
             yield from self._lora.merged()
             return
         for name, parameter in self.named_parameters():
-            yield name, parameter.detach()
+            yield name, whole(parameter.detach())
 
     def alias_parameters(self, views: Mapping[str, torch.Tensor]) -> None:
         """Move the parameters into given storage: their values are copied there, and they live there.
@@ -142,19 +162,20 @@ class TorchTrainer:
             ConfigError: the reference model was not loaded.
             DataError: a sample whose response has no token before it.
         """
-        model = self._reference if reference else self._model
-        if model is None:
+        score = self._score_reference if reference else self._score
+        if score is None:
             raise ConfigError("the reference model is loaded only with --use-kl-loss", place="log_probs")
         requests = [response_request(sample) for sample in samples]
-        found: list[list[float]] = [[] for _ in samples]
-        is_base = reference and model is self._model
+        found: dict[int, list[float]] = {}
+        is_base = reference and score is self._score
         with torch.no_grad(), self._lora.off() if self._lora and is_base else nullcontext():
             for members, batch in self._batches.pack([(i, r) for i, r in enumerate(requests) if r.targets]):
-                log_probs, _ = model.log_probs(batch, temperature=self._temperature, chunk=self._chunk)
+                log_probs, _ = score(batch, temperature=self._temperature, chunk=self._chunk)
                 rows = torch.split(log_probs.cpu(), list(batch.row_sizes))
                 for index, values in zip(members, rows, strict=True):
                     found[index] = values.tolist()
-        return found
+        everyone = {index: row for rows in self._ranks.gather(found) for index, row in rows.items()}
+        return [everyone.get(index, []) for index in range(len(samples))]
 
     def step(self, rows: Sequence[StepRow]) -> dict[str, float]:
         """One optimizer step over all rows; see `Trainer.step`.
@@ -180,7 +201,7 @@ class TorchTrainer:
                     if learns:
                         loss.backward()  # type: ignore[no-untyped-call]
         outcome = self._optimizer.step()
-        return sums.metrics() | {
+        return StepSums.total(self._ranks.gather(sums)).metrics() | {
             "grad_norm": outcome.grad_norm,
             "lr": outcome.rate,
             "skipped_step": float(outcome.skipped),
@@ -204,15 +225,17 @@ class TorchTrainer:
         Raises:
             CheckpointError: see `write_checkpoint`.
         """
-        weights = dict(self.weights())
+        weights = {name: weight for name, weight in self.weights() if self._ranks.is_first}
+        adapters = self._lora.adapters() if self._lora else {}
 
         def write(place: Path) -> None:
-            self._model.module.save_pretrained(place, state_dict=weights)
-            self.tokenizer.save_pretrained(place)
-            if self._lora is not None:
-                self._lora.save_peft(place / "adapter")
+            if self._ranks.is_first:
+                self._model.module.save_pretrained(place, state_dict=weights)
+                self.tokenizer.save_pretrained(place)
+                if self._lora is not None:
+                    self._lora.save_peft(place / "adapter", adapters)
 
-        write_folder(folder, write, tensor_bytes(weights))
+        write_folder(folder, write, tensor_bytes(weights), self._ranks)
 
     def pack_as(self, packing: Packing) -> None:
         """Pack otherwise from now on: another speed and memory, the same loss."""
@@ -227,15 +250,18 @@ class TorchTrainer:
         """Take the threads of training again."""
         torch.set_num_threads(self._threads)
 
-    def _load_reference(self, model: ModelConfig, device: str | None) -> CausalModel:
+    def _reference(self, model: ModelConfig, device: str | None) -> Score:
         """The frozen model of the KL term; under adapters it is the base itself, not a second copy."""
         assert model.hf_checkpoint is not None
         if self._lora is not None and model.ref_load in (None, model.hf_checkpoint):
-            return self._model
+            return self._score
         folder = model.ref_load or model.hf_checkpoint
         reference = load_model(folder, precision=self._config.train_precision, device=device)
         reference.module.requires_grad_(False)
-        return reference
+        return self._sharded(reference)
+
+    def _sharded(self, model: CausalModel) -> Score:
+        return sharded(model.module, model.log_probs, self._ranks, model.device)
 
     @property
     def _chunk(self) -> int:
@@ -243,11 +269,20 @@ class TorchTrainer:
         return chosen if chosen > 0 else default_chunk(self._model.head.weight.shape[0])
 
     def _batch_loss(self, rows: Sequence[StepRow], batch: PackedBatch, sums: StepSums) -> torch.Tensor:
-        log_probs, entropy = self._model.log_probs(batch, temperature=self._temperature, chunk=self._chunk)
+        log_probs, entropy = self._score(batch, temperature=self._temperature, chunk=self._chunk)
         tokens = StepTokens.of(rows, log_probs, entropy)
         losses, metrics = policy_losses(tokens.policy, self._loss)
         sums.add(tokens, metrics, computed=batch.input_ids.numel())
         return (losses * tokens.weight).sum()
+
+
+def _flops(model: CausalModel) -> SampleFlops:
+    try:
+        return shape_of_config(model.module.config.to_dict()).sample_flops()
+    except ModelError as error:
+        raise ModelError(
+            error.message, place=error.place, remedy="--no-balance-data does without the cost of a row"
+        ) from error
 
 
 def usable_cpus() -> int:

@@ -42,6 +42,22 @@ class StepRow:
     stale: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRow:
+    """One row of a critic's optimizer step.
+
+    Attributes:
+        returns, old_values: value targets, and the values from which they were made; one per response token,
+            of which only those of trained tokens are read.
+        weight: as in `StepRow`.
+    """
+
+    sample: TrainSample
+    returns: tuple[float, ...]
+    old_values: tuple[float, ...]
+    weight: float
+
+
 class Trainer(Protocol):
     """A model under training."""
 
@@ -89,4 +105,32 @@ class Trainer(Protocol):
 
     def wake(self) -> None:
         """Undo `sleep`."""
+        ...
+
+
+class Critic(Protocol):
+    """A value model under training (PPO)."""
+
+    def values(self, samples: Sequence[TrainSample]) -> list[list[float]]:
+        """Value of the state before each response token, one list a sample; 0.0 where the mask is 0."""
+        ...
+
+    def step(self, rows: Sequence[ValueRow]) -> dict[str, float]:
+        """One optimizer step over all rows; returns metrics (``train/critic-...`` without the prefix)."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer, schedule and RNG state below `folder`."""
+        ...
+
+    def load(self, folder: Path, *, restart_at: int | None = None) -> None:
+        """Inverse of `save`; `restart_at` as in `Trainer.load`."""
+        ...
+
+    def save_hf(self, folder: Path) -> None:
+        """Write a folder from which another run's critic can start."""
+        ...
+
+    def sleep(self) -> None:
+        """Give up gradients and caches, until the next call."""
         ...

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from slime.backends.base import StepRow, Trainer
+from slime.backends.critic_update import CriticTraining, train_critic, values_before
 from slime.backends.factors import Factors, needs_trainer_log_probs, step_factors
 from slime.backends.hooks import NO_HOOKS, TrainHooks
 from slime.backends.rollout_data import hooked_inputs
@@ -35,23 +36,22 @@ class RolloutUpdate:
     """What training on a rollout gave: metrics of each step, of the rollout as a whole, and times.
 
     Attributes:
+        steps: of the actor; none while a critic warms up.
+        critic_steps: of the critic, where there is one.
         timing: full metric names, e.g. ``perf/train_time``.
     """
 
     steps: list[dict[str, float]]
     rollout: dict[str, float]
+    critic_steps: list[dict[str, float]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """One value a name: ``train/`` over the steps, ``rollout/`` of the whole.
+        """One value a name: ``train/`` over the steps, ``train/critic-`` the critic's, ``rollout/`` of all.
 
         Steps are averaged, but maxima stay maxima, counts are summed, and the learning rate is the last one.
         """
-        names = dict.fromkeys(name for step in self.steps for name in step)
-        merged = {
-            f"train/{name}": _merge(name, [step[name] for step in self.steps if name in step])
-            for name in names
-        }
+        merged = _merged("train/", self.steps) | _merged("train/critic-", self.critic_steps)
         whole = {f"rollout/{name}": value for name, value in self.rollout.items()}
         return merged | whole | self.timing
 
@@ -63,8 +63,11 @@ def train_on_rollouts(
     algorithm: AlgorithmConfig,
     rollouts_per_step: int,
     hooks: TrainHooks = NO_HOOKS,
+    critic: CriticTraining | None = None,
 ) -> RolloutUpdate:
     """Train on all samples of a rollout, in steps of `rollouts_per_step` rollouts.
+
+    A critic is asked for its values first, and trained on the returns before the actor.
 
     Old log-probs are the engine's with ``--use-rollout-logprobs``, and always for stale rows, which an older
     policy than the newest of the batch sampled. Of the others, those in the first step are exactly on-policy
@@ -88,33 +91,29 @@ def train_on_rollouts(
     old = _old_log_probs(steps, stale, before, algorithm)
     has_reference = bool(algorithm.use_kl_loss or algorithm.kl_coef)
     reference = _log_probs(trainer, _flat(steps), reference=True) if has_reference else {}
-    inputs = TokenInputs(log_probs=before, ref_log_probs=reference)
+    values = None if critic is None else values_before(critic.critic, _flat(steps))
+    inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values)
     estimator = _estimator(algorithm)
     if hooks.advantages is not None:
         inputs = hooked_inputs(samples, estimator, inputs, hooks.advantages, hooks.args)
     found = token_advantages(samples, estimator, inputs)
+    weights = [_weights(step, algorithm) for step in steps]
+    rollout = _rollout_metrics(samples, found) | {"steps": float(len(steps)), "stale_rows": float(len(stale))}
+    critic_steps: list[dict[str, float]] = []
+    if critic is not None and values is not None:
+        critic_steps, explained = train_critic(critic, steps, weights, values=values, found=found)
+        rollout |= explained
+        if critic.alone:
+            return RolloutUpdate(steps=[], rollout=rollout, critic_steps=critic_steps)
     advantages = {index: tuple(values.tolist()) for index, values in found.advantages.items()}
     metrics = []
-    for step in steps:
-        weights = _weights(step, algorithm)
+    for step, weight in zip(steps, weights, strict=True):
         ratios = _sequence_ratios(trainer, step, old) if _needs_sequence_ratio(algorithm) else {}
-        factors, factor_metrics = step_factors(step, {**before, **old}, weights, algorithm, hooks)
-        rows = _step_rows(
-            step,
-            advantages,
-            old,
-            reference if algorithm.use_kl_loss else {},
-            ratios,
-            stale,
-            weights,
-            factors,
-        )
+        factors, factor_metrics = step_factors(step, {**before, **old}, weight, algorithm, hooks)
+        kept = reference if algorithm.use_kl_loss else {}
+        rows = _step_rows(step, advantages, old, kept, ratios, stale, weight, factors)
         metrics.append(trainer.step(rows) | factor_metrics)
-    rollout = _rollout_metrics(samples, found) | {
-        "steps": float(len(steps)),
-        "stale_rows": float(len(stale)),
-    }
-    return RolloutUpdate(steps=metrics, rollout=rollout)
+    return RolloutUpdate(steps=metrics, rollout=rollout, critic_steps=critic_steps)
 
 
 def _train_on_conversations(
@@ -148,6 +147,7 @@ def _estimator(algorithm: AlgorithmConfig) -> Estimator:
         normalise_rewards=algorithm.rewards_normalization,
         scale_by_std=algorithm.grpo_std_normalization,
         gamma=algorithm.gamma,
+        lambd=algorithm.lambd,
         kl_coef=algorithm.kl_coef,
         kl_type=kl_type(algorithm.kl_loss_type),
         whiten=algorithm.normalize_advantages,
@@ -258,6 +258,11 @@ def _rollout_metrics(samples: Sequence[TrainSample], advantages: TokenAdvantages
 def _mean_where_trained(sample: TrainSample, values: Iterable[float]) -> float:
     kept = [float(value) for value, mask in zip(values, sample.loss_mask, strict=True) if mask]
     return statistics.fmean(kept) if kept else 0.0
+
+
+def _merged(prefix: str, steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {prefix + name: _merge(name, [step[name] for step in steps if name in step]) for name in names}
 
 
 def _merge(name: str, values: Sequence[float]) -> float:

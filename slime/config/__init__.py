@@ -19,6 +19,7 @@ from slime.config.plan import Plan, make_plan
 from slime.config.sections import (
     SECTIONS,
     AlgorithmConfig,
+    CriticConfig,
     DataConfig,
     EngineConfig,
     EvalConfig,
@@ -45,6 +46,7 @@ class Config:
     evaluation: EvalConfig
     algorithm: AlgorithmConfig
     train: TrainConfig
+    critic: CriticConfig
     engine: EngineConfig
     run: RunConfig
     user: Mapping[str, Any] = field(default_factory=dict)
@@ -71,9 +73,22 @@ class Config:
         """Whether this is supervised fine-tuning."""
         return self.algorithm.loss_type == "sft_loss"
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the actor."""
+        return self.algorithm.advantage_estimator == "ppo" and not self.learns_from_data
+
     def plan(self, prompts_in_data: int | None, first_rollout_step: int = 0) -> Plan:
         """The derived quantities; see `make_plan`."""
-        return make_plan(self.data, self.rollout, self.evaluation, prompts_in_data, first_rollout_step)
+        return make_plan(
+            self.data,
+            self.rollout,
+            self.evaluation,
+            prompts_in_data,
+            first_rollout_step,
+            critic_epochs=self.critic.num_epochs if self.has_critic else 0,
+            critic_only_rollout_steps=self.algorithm.num_critic_only_steps if self.has_critic else 0,
+        )
 
     def flags(self) -> dict[str, Any]:
         """Flags that differ from their default, by name: a ``--config`` file that says this configuration."""

@@ -26,6 +26,17 @@ class Plan:
     optimizer_steps: int
     response_tokens_per_rollout_step: int | None
     evaluations: int
+    critic_only_rollout_steps: int = 0
+    critic_epochs: int = 0
+
+    def actor_steps(self, rollout_steps: int) -> int:
+        """The actor's optimizer steps in the rollout steps before this one, from step 0 on."""
+        trained = max(rollout_steps - self.critic_only_rollout_steps, 0)
+        return trained * self.optimizer_steps_per_rollout_step
+
+    def critic_steps(self, rollout_steps: int) -> int:
+        """The same of the critic; 0 where there is none."""
+        return rollout_steps * self.optimizer_steps_per_rollout_step * self.critic_epochs
 
     def lines(self) -> list[str]:
         """The plan as a person reads it."""
@@ -41,8 +52,17 @@ class Plan:
             f"the run                 {self.rollout_steps} rollout steps, "
             f"{self.optimizer_steps} optimizer steps"
             + (f", from step {self.first_rollout_step}" if self.first_rollout_step else ""),
+            *self._critic_lines(),
             f"evaluations             {self.evaluations}",
         ]
+
+    def _critic_lines(self) -> list[str]:
+        if not self.critic_epochs:
+            return []
+        steps = self.optimizer_steps_per_rollout_step * self.critic_epochs
+        alone = self.critic_only_rollout_steps
+        warm_up = f"; alone in the first {alone} rollout steps" if alone else ""
+        return [f"the critic              {steps} optimizer steps per rollout step{warm_up}"]
 
 
 def make_plan(
@@ -51,19 +71,24 @@ def make_plan(
     evaluation: EvalConfig,
     prompts_in_data: int | None,
     first_rollout_step: int,
+    *,
+    critic_epochs: int = 0,
+    critic_only_rollout_steps: int = 0,
 ) -> Plan:
     """Derive the plan from validated sections.
 
     Args:
         prompts_in_data: rows of the prompt data, or None without a data set.
         first_rollout_step: step to start from; after a checkpoint, its step + 1.
+        critic_epochs: passes of the critic over a rollout step's optimizer steps; 0 without a critic.
+        critic_only_rollout_steps: rollout steps, from step 0 on, in which the actor is not trained.
     """
     prompts = data.rollout_batch_size or 0
     rollouts = prompts * data.n_samples_per_prompt
     per_step = rollouts_per_optimizer_step(data)
     steps_each = math.ceil(rollouts / per_step) if per_step else 0
     rollout_steps = _rollout_steps(data, prompts_in_data)
-    remaining = max(rollout_steps - first_rollout_step, 0)
+    trained_from = max(first_rollout_step, critic_only_rollout_steps)
     cap = rollout.rollout_max_response_len
     return Plan(
         prompts_in_data=prompts_in_data,
@@ -74,9 +99,11 @@ def make_plan(
         optimizer_steps_per_rollout_step=steps_each,
         rollout_steps=rollout_steps,
         first_rollout_step=first_rollout_step,
-        optimizer_steps=remaining * steps_each,
+        optimizer_steps=max(rollout_steps - trained_from, 0) * steps_each,
         response_tokens_per_rollout_step=None if cap is None else rollouts * cap,
         evaluations=len(evaluation_steps(evaluation, first_rollout_step, rollout_steps)),
+        critic_only_rollout_steps=critic_only_rollout_steps,
+        critic_epochs=critic_epochs,
     )
 
 

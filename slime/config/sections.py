@@ -6,7 +6,7 @@ A flag stands here only when it works. Knows nothing of parsing, files or torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.config.flags import flag
@@ -149,9 +149,17 @@ class AlgorithmConfig:
 
     advantage_estimator: str = flag(
         "grpo",
-        "how rewards become advantages; gspo and cispo also choose the loss",
+        "how rewards become advantages; gspo and cispo also choose the loss, ppo trains a critic",
         "str",
-        choices=["grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"],
+        choices=[
+            "grpo",
+            "gspo",
+            "cispo",
+            "rloo",
+            "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline",
+            "ppo",
+        ],
     )
     loss_type: str = flag(
         "policy_loss",
@@ -182,6 +190,11 @@ class AlgorithmConfig:
         False, "whiten advantages over the trained tokens of a rollout step", "switch"
     )
     gamma: float = flag(1.0, "discount per trained token", "float", at_least=0, at_most=1)
+    lambd: float = flag(1.0, "decay of generalised advantage estimation", "float", at_least=0, at_most=1)
+    value_clip: float = flag(0.2, "most that a value moves from its old one in the loss", "float", above=0)
+    num_critic_only_steps: int = flag(
+        0, "first rollout steps, in which the critic is trained and the actor is not", "int", at_least=0
+    )
     kl_coef: float = flag(0.0, "weight of a KL penalty in the reward", "float", at_least=0)
     rewards_normalization: bool = flag(
         True, "use raw rewards as advantages", "switch", name="disable-rewards-normalization", negated=True
@@ -316,6 +329,30 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """What the critic of PPO does differently from the actor; unset values are the actor's.
+
+    On the command line these carry the prefix ``--critic-``.
+    """
+
+    load: str | None = flag(
+        None, "Hugging Face folder it starts from, value head included (default: --hf-checkpoint)", "str"
+    )
+    save: str | None = flag(None, "folder for its Hugging Face export; {rollout_id} is filled in", "str")
+    num_epochs: int = flag(1, "passes over the optimizer steps of a rollout step", "int", at_least=1)
+    lr: float | None = flag(None, "learning rate", "float", above=0)
+    min_lr: float | None = flag(None, "learning rate at the end of a cosine decay", "float", at_least=0)
+    lr_warmup_iters: int | None = flag(None, "steps of linear warm-up", "int", at_least=0)
+    weight_decay: float | None = flag(None, "AdamW weight decay", "float", at_least=0)
+    clip_grad: float | None = flag(None, "gradient norm clip; 0 is off", "float", at_least=0)
+
+    def train_config(self, actor: TrainConfig) -> TrainConfig:
+        """The actor's section with what is set here in its place."""
+        names = ("lr", "min_lr", "lr_warmup_iters", "weight_decay", "clip_grad")
+        return replace(actor, **{n: getattr(self, n) for n in names if getattr(self, n) is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """The embedded engine. On the command line of `slime train` these carry the prefix ``--engine-``."""
 
@@ -385,6 +422,7 @@ SECTIONS: dict[str, tuple[type, str]] = {
     "evaluation": (EvalConfig, ""),
     "algorithm": (AlgorithmConfig, ""),
     "train": (TrainConfig, ""),
+    "critic": (CriticConfig, "critic-"),
     "engine": (EngineConfig, "engine-"),
     "run": (RunConfig, ""),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.config.plan import rollouts_per_optimizer_step
-from slime.config.sections import AlgorithmConfig, EvalConfig
+from slime.config.sections import AlgorithmConfig, CriticConfig, EvalConfig
 from slime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def _required(config: Config, given: frozenset[str]) -> Iterator[Problem]:
 
 def _files_exist(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     model, data = config.model, config.data
-    for name, folder in (("--hf-checkpoint", model.hf_checkpoint), ("--ref-load", model.ref_load)):
+    folders = [("--hf-checkpoint", model.hf_checkpoint), ("--ref-load", model.ref_load)]
+    for name, folder in [*folders, ("--critic-load", config.critic.load)]:
         if folder is not None and not (Path(folder) / "config.json").is_file():
             what = "has no config.json" if Path(folder).is_dir() else "is not there"
             yield Problem(
@@ -163,14 +164,17 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
 def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     algorithm, train = config.algorithm, config.train
     is_rloo = algorithm.advantage_estimator == "rloo"
-    is_grouped = algorithm.advantage_estimator != "reinforce_plus_plus"
+    is_grouped = algorithm.advantage_estimator not in _WITHOUT_GROUPS
     has_weights = algorithm.use_tis and not algorithm.custom_tis_function_path
     rules = [
         ("kl_loss_coef", algorithm.use_kl_loss, "--use-kl-loss"),
         ("kl_loss_type", algorithm.use_kl_loss or algorithm.kl_coef, "--use-kl-loss or --kl-coef"),
         ("use_unbiased_kl", algorithm.use_kl_loss, "--use-kl-loss"),
         ("ref_load", algorithm.use_kl_loss or algorithm.kl_coef, "--use-kl-loss or --kl-coef"),
-        ("gamma", not is_grouped, "--advantage-estimator reinforce_plus_plus"),
+        ("gamma", not is_grouped, "--advantage-estimator reinforce_plus_plus or ppo"),
+        *((dest, config.has_critic, "--advantage-estimator ppo") for dest in _CRITIC_FLAGS),
+        ("critic_min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
+        ("critic_save", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
         ("rewards_normalization", is_grouped and not is_rloo, "an estimator with this choice"),
         ("opsm_delta", algorithm.use_opsm, "--use-opsm"),
         ("custom_tis_function_path", algorithm.use_tis, "--use-tis"),
@@ -198,7 +202,7 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ),
         ("min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("lr_decay_iters", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
-        ("save_interval", config.model.save is not None or config.model.save_hf is not None, "--save"),
+        ("save_interval", bool(config.model.save or config.model.save_hf or config.critic.save), "--save"),
         (
             "engine_max_running_requests",
             not (train.deterministic_mode or config.engine.enable_deterministic_inference),
@@ -261,8 +265,9 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         yield Problem("--tis-clip-low", "is above --tis-clip", "lower it")
     if config.algorithm.rs_lower_bound > config.algorithm.rs_upper_bound:
         yield Problem("--rs-lower-bound", "is above --rs-upper-bound", "lower it")
-    if "{" in (config.model.save_hf or "").replace("{rollout_id}", ""):
-        yield Problem("--save-hf", "knows {rollout_id} and no other braces", "write it so")
+    for name, template in (("--save-hf", config.model.save_hf), ("--critic-save", config.critic.save)):
+        if "{" in (template or "").replace("{rollout_id}", ""):
+            yield Problem(name, "knows {rollout_id} and no other braces", "write it so")
     if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
         yield Problem(
             "--use-dynamic-batch-size", "needs --max-tokens-per-gpu", "tokens of a micro-batch, e.g. 4096"
@@ -304,7 +309,7 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "sample, e.g. --rollout-temperature 1.0",
         )
     compares = algorithm.advantage_estimator == "rloo" or (
-        algorithm.rewards_normalization and algorithm.advantage_estimator != "reinforce_plus_plus"
+        algorithm.rewards_normalization and algorithm.advantage_estimator not in _WITHOUT_GROUPS
     )
     if data.n_samples_per_prompt == 1 and compares and not algorithm.custom_advantage_function_path:
         yield Problem(
@@ -320,6 +325,14 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
 
 def _doubtful(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     data, rollout = config.data, config.rollout
+    alone = config.algorithm.num_critic_only_steps
+    if config.has_critic and data.num_rollout is not None and alone >= data.num_rollout > 0:
+        yield Problem(
+            "--num-critic-only-steps",
+            f"the actor is never trained: the critic has all {data.num_rollout} rollout steps",
+            "lower it; to only prepare a critic, --critic-save keeps it",
+            warning=True,
+        )
     rollouts = (data.rollout_batch_size or 0) * data.n_samples_per_prompt
     per_step = rollouts_per_optimizer_step(data)
     if per_step and rollouts % per_step:
@@ -350,6 +363,14 @@ _EVAL_FLAGS = tuple(
     item.name
     for item in dataclasses.fields(EvalConfig)
     if item.name not in ("eval_prompt_data", "eval_config")
+)
+_WITHOUT_GROUPS = ("reinforce_plus_plus", "ppo")
+"""Estimators that do not compare the rollouts of a group."""
+_CRITIC_FLAGS = (
+    "lambd",
+    "value_clip",
+    "num_critic_only_steps",
+    *(f"critic_{item.name}" for item in dataclasses.fields(CriticConfig)),
 )
 _POLICY_FLAGS = tuple(
     item.name

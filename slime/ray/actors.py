@@ -103,9 +103,7 @@ class Actors:
         """Go on from a checkpoint; from another step than its next, with its weights and nothing else."""
         first = plan.first_rollout_step
         if self._trainer is not None:
-            restart_at = (
-                None if first == checkpoint.next_step else first * plan.optimizer_steps_per_rollout_step
-            )
+            restart_at = None if first == checkpoint.next_step else first
             call = self._trainer.load.remote(str(checkpoint.trainer), restart_at)
             self._wait_at_start("loading the checkpoint", call)
         if not self._config.reads_dumps and (self.generates or self._config.learns_from_data):
@@ -137,11 +135,11 @@ class Actors:
         metrics: dict[str, float] = self._wait(f"evaluation after step {step}", call, can_give_up=True)
         return metrics
 
-    def train(self, samples: Sequence[TrainSample]) -> RolloutUpdate:
+    def train(self, step: int, samples: Sequence[TrainSample]) -> RolloutUpdate:
         """All optimizer steps of a rollout step; the engine holds still meanwhile."""
         if self._engine is not None:
             self._wait("hold of the engine", self._engine.hold.remote())
-        update: RolloutUpdate = self._wait("training", self._trainer.train.remote(samples))
+        update: RolloutUpdate = self._wait("training", self._trainer.train.remote(step, samples))
         return update
 
     def synchronise(self, version: int) -> dict[str, float]:
@@ -165,6 +163,10 @@ class Actors:
     def save_hf(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
         self._wait("export", self._trainer.save_hf.remote(str(folder)))
+
+    def save_critic(self, folder: Path) -> None:
+        """Write a Hugging Face folder of the critic."""
+        self._wait("export of the critic", self._trainer.save_critic.remote(str(folder)))
 
     def save_data_position(self, step: int) -> list[Part]:
         """Write the data source's state after `step`; returns its files."""

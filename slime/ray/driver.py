@@ -89,8 +89,9 @@ class Driver:
         batch = actors.generate(step, self._console.progress)
         metrics = batch.metrics | {"rollout/policy_version": float(step)}
         if actors.trains:
-            self._console.phase(f"step {step}: training on {len(batch.samples)} samples")
-            update = actors.train(batch.samples)
+            what = "critic only" if step < plan.critic_only_rollout_steps else "training"
+            self._console.phase(f"step {step}: {what} on {len(batch.samples)} samples")
+            update = actors.train(step, batch.samples)
             self._trained = self._trained.after(batch.samples)
             metrics |= update.metrics()
             self._console.phase(f"step {step}: weights")
@@ -151,4 +152,6 @@ class Driver:
         if model.save_hf:
             self.result.hf_folder = Path(model.save_hf.replace("{rollout_id}", str(step)))
             self._actors.save_hf(self.result.hf_folder)
+        if self._config.critic.save:
+            self._actors.save_critic(Path(self._config.critic.save.replace("{rollout_id}", str(step))))
         self._saved_at = step

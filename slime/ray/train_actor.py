@@ -16,17 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from slime.backends.base import Trainer
+from slime.backends.base import Critic, Trainer
+from slime.backends.critic_update import CriticTraining
 from slime.backends.hooks import load_hooks
 from slime.backends.update import RolloutUpdate, train_on_rollouts
 from slime.config import Config
 from slime.config.plan import Plan
+from slime.errors import CheckpointError
 from slime.rollout.hooks import load_hook
 from slime.serving.weights.shared import SharedWeights
 from slime.train.batch import TrainSample
 from slime.utils.parts import Part, declare, files_below
 
 Result = TypeVar("Result")
+CRITIC = "critic"
+"""Folder of the critic's state inside the trainer's."""
 
 
 def on_one_thread(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -58,6 +62,7 @@ class TrainActor:
         """Load the model; returns the path under which an engine on this machine maps the weights."""
         self._hooks = load_hooks(self._config.args(), load_hook)
         self._trainer, self._weights = _build(self._config, self._plan)
+        self._critic = _build_critic(self._config, self._plan)
         return str(self._weights.path)
 
     def watch(self) -> str:
@@ -70,8 +75,8 @@ class TrainActor:
         return self._trainer.precision
 
     @on_one_thread
-    def train(self, samples: Sequence[TrainSample]) -> RolloutUpdate:
-        """All optimizer steps of one rollout step; metrics of each step, and of the whole."""
+    def train(self, step: int, samples: Sequence[TrainSample]) -> RolloutUpdate:
+        """All optimizer steps of rollout step `step`; metrics of each, and of the whole."""
         started = time.perf_counter()
         self._trainer.wake()
         update = train_on_rollouts(
@@ -80,6 +85,7 @@ class TrainActor:
             algorithm=self._config.algorithm,
             rollouts_per_step=self._plan.rollouts_per_optimizer_step,
             hooks=self._hooks,
+            critic=self._critic_training(step),
         )
         self._trainer.sleep()
         self._publish()
@@ -99,6 +105,8 @@ class TrainActor:
     def save(self, folder: str) -> list[Part]:
         """Write the trainer's state into a folder of a checkpoint's step, and declare its files."""
         self._trainer.save(Path(folder))
+        if self._critic is not None:
+            self._critic.save(Path(folder) / CRITIC)
         return declare(Path(folder).parents[1], files_below(Path(folder)))
 
     @on_one_thread
@@ -107,15 +115,41 @@ class TrainActor:
         self._trainer.save_hf(Path(folder))
 
     @on_one_thread
+    def save_critic(self, folder: str) -> None:
+        """Write a Hugging Face folder of the critic."""
+        assert self._critic is not None
+        self._critic.save_hf(Path(folder))
+
+    @on_one_thread
     def load(self, folder: str, restart_at: int | None) -> None:
-        """Read the trainer's state, or its weights only; see `Trainer.load`."""
-        self._trainer.load(Path(folder), restart_at=restart_at)
+        """Read the state of trainer and critic.
+
+        Args:
+            restart_at: take the weights only, with fresh optimizers at this rollout step of the schedule; a
+                critic that is not there then starts anew.
+
+        Raises:
+            CheckpointError: see `Trainer.load`; or there is no critic to go on with.
+        """
+        plan, place = self._plan, Path(folder)
+        self._trainer.load(place, restart_at=None if restart_at is None else plan.actor_steps(restart_at))
+        if self._critic is not None and ((place / CRITIC).is_dir() or restart_at is None):
+            _check_has_critic(place)
+            self._critic.load(
+                place / CRITIC, restart_at=None if restart_at is None else plan.critic_steps(restart_at)
+            )
         self._publish()
 
     def stop(self) -> None:
         """Give up the shared weights and let `watch` return."""
         self._weights.unlink()
         self._stopped.set()
+
+    def _critic_training(self, step: int) -> CriticTraining | None:
+        if self._critic is None:
+            return None
+        alone = step < self._plan.critic_only_rollout_steps
+        return CriticTraining(critic=self._critic, epochs=self._plan.critic_epochs, alone=alone)
 
     def _publish(self) -> None:
         """Copy the weights to where the engine maps them, where they do not live there."""
@@ -136,10 +170,33 @@ def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
         config.algorithm,
         config.train,
         temperature=config.rollout.rollout_temperature or 1.0,  # greedy log-probs are those of temperature 1
-        total_steps=plan.rollout_steps * plan.optimizer_steps_per_rollout_step,
+        total_steps=plan.actor_steps(plan.rollout_steps),
     )
     weights = SharedWeights.create(trainer.weights())
     if trainer.device.type == "cpu":
         trainer.alias_parameters(weights.views)
     weights.hide()
     return trainer, weights
+
+
+def _build_critic(config: Config, plan: Plan) -> Critic | None:
+    if not config.has_critic:
+        return None
+    from slime.backends.torch.critic import TorchCritic
+
+    return TorchCritic(
+        config.model,
+        config.critic,
+        config.train,
+        value_clip=config.algorithm.value_clip,
+        total_steps=plan.critic_steps(plan.rollout_steps),
+    )
+
+
+def _check_has_critic(folder: Path) -> None:
+    if not (folder / CRITIC).is_dir():
+        raise CheckpointError(
+            "it holds no critic: the run that wrote it did not train one",
+            place=str(folder),
+            remedy="--start-rollout-id 0 takes its weights only and starts a new critic",
+        )

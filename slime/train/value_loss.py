@@ -29,3 +29,13 @@ def value_losses(
     loss = torch.maximum(free_loss, bounded_loss)
     clipped = (bounded_loss > free_loss).to(values.dtype)
     return loss, {"value_loss": loss.detach(), "value_clipfrac": clipped}
+
+
+def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
+    """1 - var(returns - values) / var(returns) over tokens [T]: 1 is perfect, 0 is no better than a constant.
+
+    0.0 where the returns do not vary, of which there is nothing to explain.
+    """
+    if len(returns) < 2 or bool((returns == returns[0]).all()):
+        return 0.0
+    return float(1 - torch.var(returns - values) / torch.var(returns))

@@ -85,6 +85,15 @@ def test_flags_are_never_abbreviated(base):
         (["--prompt-data", "nowhere.jsonl"], "file 'nowhere.jsonl' is not there"),
         (["stray"], "unexpected argument 'stray'"),
         (["--gamma", "0.9"], "--gamma: has no effect without --advantage-estimator reinforce_plus_plus"),
+        (["--lambd", "0.9"], "--lambd: has no effect without --advantage-estimator ppo"),
+        (["--value-clip", "0.1"], "--value-clip: has no effect without --advantage-estimator ppo"),
+        (["--critic-lr", "1e-5"], "--critic-lr: has no effect without --advantage-estimator ppo"),
+        (["--num-critic-only-steps", "1"], "has no effect without --advantage-estimator ppo"),
+        (["--advantage-estimator", "ppo", "--critic-lr", "0"], "--critic-lr: must be above 0"),
+        (["--advantage-estimator", "ppo", "--critic-load", "nowhere"], "model folder 'nowhere' is not there"),
+        (["--advantage-estimator", "ppo", "--critic-save", "out/{step}"], "no other braces"),
+        (["--advantage-estimator", "ppo", "--critic-min-lr", "1e-7"], "--lr-decay-style cosine"),
+        (["--advantage-estimator", "ppo", "--disable-rewards-normalization"], "has no effect"),
         (["--advantage-estimator", "rloo", "--disable-rewards-normalization"], "has no effect"),
         (["--advantage-estimator", "rloo", "--n-samples-per-prompt", "1"], "cannot learn"),
         (["--kl-coef", "0.1", "--use-kl-loss", "--kl-loss-coef", "0.1"], "contradicts"),
@@ -138,6 +147,31 @@ def test_fine_tuning_has_an_engine_only_where_it_evaluates(base, tmp_path):
 def test_an_estimator_without_a_baseline_needs_no_group(base):
     words = ["--advantage-estimator", "reinforce_plus_plus", "--n-samples-per-prompt", "1"]
     assert load_config([*base, *words, "--gamma", "0.9"]).algorithm.gamma == 0.9
+
+
+def test_a_critic_is_a_baseline_and_the_plan_tells_of_it(base):
+    words = ["--advantage-estimator", "ppo", "--n-samples-per-prompt", "1", "--num-steps-per-rollout", "2"]
+    config = load_config([*base, *words, "--num-critic-only-steps", "3", "--critic-num-epochs", "4"])
+    plan = config.plan(None, 2)
+    assert config.has_critic
+    assert "8 optimizer steps per rollout step; alone in the first 3 rollout steps" in "\n".join(plan.lines())
+    assert (plan.optimizer_steps, plan.actor_steps(10), plan.critic_steps(10)) == (14, 14, 80)
+    assert (plan.actor_steps(2), plan.critic_steps(2)) == (0, 16)
+    without = load_config(base)
+    assert not without.has_critic
+    assert "critic" not in "\n".join(without.plan(None).lines())
+
+
+def test_a_critic_takes_the_actors_values_where_it_has_none_of_its_own(base):
+    words = ["--advantage-estimator", "ppo", "--lr", "1e-5", "--critic-lr", "1e-4", "--weight-decay", "0.1"]
+    config = load_config([*base, *words])
+    own = config.critic.train_config(config.train)
+    assert (own.lr, own.weight_decay, config.train.lr) == (1e-4, 0.1, 1e-5)
+
+
+def test_a_run_that_never_trains_the_actor_says_so(base):
+    config = load_config([*base, "--advantage-estimator", "ppo", "--num-critic-only-steps", "10"])
+    assert any("the actor is never trained" in problem.message for problem in config.warnings)
 
 
 def test_all_problems_are_reported_together(base):

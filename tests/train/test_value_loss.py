@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from slime.train.value_loss import value_losses
+from slime.train.value_loss import explained_variance, value_losses
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,12 @@ def test_the_worse_of_both_values_counts(value, old, target, expected, clipped):
     loss.sum().backward()
     assert (values.grad.item() == 0) == bool(clipped)
     assert not metrics["value_loss"].requires_grad
+
+
+def test_explained_variance_is_one_for_the_returns_and_zero_for_a_constant():
+    returns = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
+    assert explained_variance(returns, returns) == 1.0
+    assert explained_variance(torch.full_like(returns, 0.7), returns) == pytest.approx(0.0)
+    assert explained_variance(-returns, returns) < 0
+    assert explained_variance(returns, torch.ones_like(returns)) == 0.0
+    assert explained_variance(returns[:0], returns[:0]) == 0.0

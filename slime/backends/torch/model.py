@@ -18,7 +18,7 @@ from slime.backends.torch.forest import PackedBatch, Request, pack_requests
 from slime.backends.torch.logprob import Head, LogitOptions, token_log_probs
 from slime.errors import ConfigError, ModelError
 
-_CHECK_TOLERANCE = 1e-3
+CHECK_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,43 @@ def load_model(folder: str | Path, *, precision: str = "float32", device: str | 
     path = checked_folder(folder)
     attention.register()
     place = find_device(device)
-    module = _from_pretrained(path)
-    _refuse_unsupported(module, path)
+    module = pretrained(AutoModelForCausalLM, path)
     module.eval()
     module.to(place)
     module.requires_grad_(True)
     model = CausalModel(module, compute_dtype(precision, place), place)
     _check_packing(model, path)
     return model
+
+
+def pretrained(kind: Any, path: Path) -> Any:
+    """The module of an auto class with the weights of a folder, in float32, with attention for packed rows.
+
+    Raises:
+        ModelError: not a folder that the class loads, weights missing, or an architecture that cannot be
+            packed.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+        module, report = kind.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=attention.NAME,
+            output_loading_info=True,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(
+            f"not a causal language model that transformers loads: {_first_line(error)}",
+            place=str(path),
+            remedy="the folder must hold config and safetensors weights; pickled ones (.bin) are never read",
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(f"{len(missing)} weights are missing, first {missing[0]!r}", place=str(path))
+    _refuse_unsupported(module, path)
+    return module
 
 
 def checked_folder(folder: str | Path) -> Path:
@@ -128,29 +157,6 @@ def _has_amx() -> bool:
     return cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text()
 
 
-def _from_pretrained(path: Path) -> Any:
-    try:
-        config = AutoConfig.from_pretrained(path)
-        module, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=attention.NAME,
-            output_loading_info=True,
-            use_safetensors=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(
-            f"not a causal language model that transformers loads: {_first_line(error)}",
-            place=str(path),
-            remedy="the folder must hold config and safetensors weights; pickled ones (.bin) are never read",
-        ) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ModelError(f"{len(missing)} weights are missing, first {missing[0]!r}", place=str(path))
-    return module
-
-
 def _refuse_unsupported(module: Any, path: Path) -> None:
     layers = set(getattr(module.config, "layer_types", None) or ())
     recurrent = sorted(layers - {"full_attention", "sliding_attention"})
@@ -174,15 +180,19 @@ def _head(module: Any) -> Head:
     return Head(layer.weight, layer.bias, scale, softcap)
 
 
+def probe_rows(vocabulary: int) -> list[tuple[int, ...]]:
+    """Three token rows, of which two share a prefix."""
+    rows = [tuple((7 * i * i + 3 * i + seed) % vocabulary for i in range(8)) for seed in (1, 2)]
+    return [*rows, (*rows[0][:4], *rows[1][4:])]
+
+
 def _check_packing(model: CausalModel, path: Path) -> None:
     """Compare two packed rows with a common prefix, and a third, with plain forwards of each.
 
     Raises:
         ModelError: they differ, so the architecture does something that packing breaks.
     """
-    size = model.module.config.vocab_size
-    rows = [tuple((7 * i * i + 3 * i + seed) % size for i in range(8)) for seed in (1, 2)]
-    rows.append((*rows[0][:4], *rows[1][4:]))
+    rows = probe_rows(model.module.config.vocab_size)
     requests = [Request(row, tuple(range(1, len(row)))) for row in rows]
     exact = CausalModel(model.module, torch.float32, model.device)
     with torch.no_grad():
@@ -195,7 +205,7 @@ def _check_packing(model: CausalModel, path: Path) -> None:
         plain = torch.cat([_plain_log_probs(model, row) for row in rows])
         model.module.set_attn_implementation(attention.NAME)
     gap = (packed - plain).abs().max().item()
-    if not gap <= _CHECK_TOLERANCE:
+    if not gap <= CHECK_TOLERANCE:
         raise ModelError(
             f"{type(model.module).__name__} gives other log-probs packed than row by row (up to {gap:.2g}); "
             "the torch trainer does not support the architecture",

@@ -22,7 +22,7 @@ class OneStep:
     def generate(self, step, on_progress):
         return RolloutBatch([])
 
-    def train(self, samples):
+    def train(self, step, samples):
         return RolloutUpdate(steps=[{"train_rollout_logprob_abs_diff": self.gap}], rollout={})
 
     def synchronise(self, version):

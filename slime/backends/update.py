@@ -144,7 +144,7 @@ def _weights(step: Sequence[TrainSample], algorithm: AlgorithmConfig) -> dict[in
 def _estimator(algorithm: AlgorithmConfig) -> Estimator:
     return Estimator(
         name=estimator_name(algorithm.advantage_estimator),
-        normalise_rewards=algorithm.rewards_normalization,
+        normalise_rewards=algorithm.rewards_normalization and not algorithm.custom_reward_post_process_path,
         scale_by_std=algorithm.grpo_std_normalization,
         gamma=algorithm.gamma,
         lambd=algorithm.lambd,

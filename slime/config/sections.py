@@ -186,6 +186,9 @@ class AlgorithmConfig:
         "str",
         choices=["rollout", "sum"],
     )
+    custom_reward_post_process_path: str | None = flag(
+        None, "hook that shapes the rewards of a step, in place of their normalisation", "str"
+    )
     normalize_advantages: bool = flag(
         False, "whiten advantages over the trained tokens of a rollout step", "switch"
     )

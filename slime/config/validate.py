@@ -101,6 +101,7 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("use_tis", "use_rollout_logprobs"),
         ("use_rs", "use_rollout_logprobs"),
         ("custom_tis_function_path", "use_rs"),
+        ("custom_reward_post_process_path", "sibling_reward"),
         ("custom_pg_loss_reducer_function_path", "loss_aggregation"),
         ("use_kl_loss", "kl_coef"),
         ("calculate_per_token_loss", "loss_aggregation"),
@@ -176,6 +177,15 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("critic_min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("critic_save", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
         ("rewards_normalization", is_grouped and not is_rloo, "an estimator with this choice"),
+        (
+            "custom_reward_post_process_path",
+            not is_rloo,
+            "an estimator that takes rewards as they are (no --advantage-estimator rloo)",
+        ),
+        *(
+            (dest, not algorithm.custom_reward_post_process_path, "slime's own normalisation of rewards")
+            for dest in ("rewards_normalization", "grpo_std_normalization")
+        ),
         ("opsm_delta", algorithm.use_opsm, "--use-opsm"),
         ("custom_tis_function_path", algorithm.use_tis, "--use-tis"),
         ("rs_level", algorithm.use_rs, "--use-rs"),
@@ -311,7 +321,8 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     compares = algorithm.advantage_estimator == "rloo" or (
         algorithm.rewards_normalization and algorithm.advantage_estimator not in _WITHOUT_GROUPS
     )
-    if data.n_samples_per_prompt == 1 and compares and not algorithm.custom_advantage_function_path:
+    is_users = bool(algorithm.custom_advantage_function_path or algorithm.custom_reward_post_process_path)
+    if data.n_samples_per_prompt == 1 and compares and not is_users:
         yield Problem(
             "--n-samples-per-prompt",
             "cannot learn: with one rollout a group its own reward is the baseline, so every advantage is 0",
@@ -402,5 +413,8 @@ CHECKS_OF_FLAGS: tuple[Check, ...] = (_contradictions, _unused, _incomplete)
 
 
 def _dashed(dest: str) -> str:
-    negated = {"grpo_std_normalization": "disable-grpo-std-normalization"}
+    negated = {
+        "grpo_std_normalization": "disable-grpo-std-normalization",
+        "rewards_normalization": "disable-rewards-normalization",
+    }
     return "--" + negated.get(dest, dest.replace("_", "-"))

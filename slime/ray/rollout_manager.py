@@ -75,8 +75,9 @@ class RolloutManager:
         samples = list(flatten(output.samples))
         if self._args.save_debug_rollout_data:
             dump.save(self._args.save_debug_rollout_data, rollout_id, samples)
+        rows = to_train_samples(output.samples, self._args)
         metrics = self._logged(rollout_id, samples, output.metrics or {}, time.perf_counter() - started)
-        return RolloutBatch(to_train_samples(output.samples, self._args), metrics)
+        return RolloutBatch(rows, metrics)
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Evaluate on every eval data set; returns ``eval/`` metrics."""

@@ -14,8 +14,10 @@ from typing import Any
 from slime.errors import DataError
 from slime.rollout.boundary import check_trainable, vocabulary_size
 from slime.rollout.groups import flatten, rollouts_of
-from slime.rollout.rm_hub.validity import check_reward_key, checked_reward
-from slime.train.batch import TrainSample
+from slime.rollout.reward_shaping import shaped_rewards
+from slime.rollout.rm_hub.validity import check_reward_key, checked_reward, reward_source, sample_name
+from slime.train.batch import Reward, TrainSample
+from slime.train.rewards import check_listed, read_reward
 from slime.utils.types import Sample
 
 __all__ = ["flatten", "policy_version", "to_train_samples"]
@@ -36,7 +38,15 @@ def to_train_samples(groups: Iterable[Any], args: Any) -> list[TrainSample]:
     listed = [group if isinstance(group, list) else [group] for group in groups]
     _fill_ids(listed)
     _check_rollout_ids(listed)
-    return [_row(index, sample, args) for index, sample in enumerate(flatten(listed))]
+    samples = list(flatten(listed))
+    voting = [sample for sample in samples if _votes(sample)]
+    for sample in voting:
+        _check(sample, args)
+    rewards = _rewards(voting, args)
+    return [
+        _row(index, sample, rewards[id(sample)]) if id(sample) in rewards else _void_row(index, sample)
+        for index, sample in enumerate(samples)
+    ]
 
 
 def policy_version(sample: Sample) -> int:
@@ -57,15 +67,30 @@ def policy_version(sample: Sample) -> int:
     return int(first)
 
 
-def _row(index: int, sample: Sample, args: Any) -> TrainSample:
-    assert sample.rollout_id is not None and sample.group_index is not None
-    votes = sample.status not in _VOID and not sample.remove_sample
-    if not votes:
-        return _void_row(index, sample.rollout_id, sample.group_index)
+def _votes(sample: Sample) -> bool:
+    return sample.status not in _VOID and not sample.remove_sample
+
+
+def _check(sample: Sample, args: Any) -> None:
     vocab_size = vocabulary_size(getattr(args, "hf_checkpoint", None))
     check_trainable(sample, PLACE, vocab_size=vocab_size, needs_log_probs=False)
-    reward = checked_reward(sample.reward, source="reward", sample=sample, args=args)
+    reward = checked_reward(sample.reward, source=reward_source(sample, args), sample=sample, args=args)
     check_reward_key(reward, sample=sample, args=args)
+
+
+def _rewards(samples: list[Sample], args: Any) -> dict[int, Reward]:
+    """What each sample earned, by its identity: as given, or as the user's function shapes it."""
+    shaped = shaped_rewards(samples, args)
+    if shaped is None:
+        shaped = [read_reward(s.get_reward_value(args), place=sample_name(s)) for s in samples]
+    for sample, reward in zip(samples, shaped, strict=True):
+        check_listed(reward, _mask(sample), place=sample_name(sample))
+    return {id(sample): reward for sample, reward in zip(samples, shaped, strict=True)}
+
+
+def _row(index: int, sample: Sample, reward: Reward) -> TrainSample:
+    assert sample.rollout_id is not None and sample.group_index is not None
+    raw, teacher = sample.metadata.get("raw_reward"), sample.teacher_log_probs
     log_probs = sample.rollout_log_probs
     return TrainSample(
         index=index,
@@ -75,17 +100,20 @@ def _row(index: int, sample: Sample, args: Any) -> TrainSample:
         response_length=sample.response_length,
         loss_mask=_mask(sample),
         rollout_log_probs=None if log_probs is None else tuple(log_probs),
-        reward=float(sample.get_reward_value(args)),
+        reward=reward,
         policy_version=policy_version(sample),
+        raw_reward=None if raw is None else float(raw),
+        teacher_log_probs=None if teacher is None else tuple(teacher),
     )
 
 
-def _void_row(index: int, rollout_id: int, group_index: int) -> TrainSample:
+def _void_row(index: int, sample: Sample) -> TrainSample:
     """A row that counts as a rollout and trains nothing; one token of response, whatever it really held."""
+    assert sample.rollout_id is not None and sample.group_index is not None
     return TrainSample(
         index=index,
-        rollout_id=rollout_id,
-        group_index=group_index,
+        rollout_id=sample.rollout_id,
+        group_index=sample.group_index,
         tokens=(0, 0),
         response_length=1,
         loss_mask=(0,),

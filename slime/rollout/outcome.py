@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from slime.train.rewards import read_reward, total_reward
 from slime.utils.types import Sample
 
 Member: TypeAlias = Sample | list[Sample]
@@ -124,8 +125,14 @@ class Rollout:
 
 
 def rollout_reward(siblings: Sequence[Sample], args: Any) -> float:
-    """One number for the siblings of a rollout: the reward that they share, else their mean."""
-    rewards = [float(sample.get_reward_value(args)) for sample in siblings]
+    """One number for the siblings of a rollout: the reward that they share, else their mean.
+
+    Rewards a turn or a token add up.
+    """
+    read = [read_reward(s.get_reward_value(args), place=f"rollout {s.rollout_id}") for s in siblings]
+    rewards = list(map(total_reward, read))
+    if not all(isinstance(reward, float) for reward in read):
+        return math.fsum(rewards)
     return rewards[0] if len(set(rewards)) == 1 else math.fsum(rewards) / len(rewards)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime.rollout.rm_hub import async_rm, batched_async_rm, reward_seconds
-from slime.rollout.rm_hub.validity import check_reward_key, checked_reward
+from slime.rollout.rm_hub.validity import check_reward_key, checked_reward, reward_source
 from slime.rollout.tasks import GRACE_SECONDS, all_of, bounded
 from slime.utils.types import Sample
 
@@ -80,6 +80,8 @@ class Rewarder:
         for sample, reward in zip(missing, rewards, strict=True):
             sample.reward = reward
         for sample in samples:
-            checked = checked_reward(sample.reward, source="reward", sample=sample, args=self._args)
+            checked = checked_reward(
+                sample.reward, source=reward_source(sample, self._args), sample=sample, args=self._args
+            )
             sample.reward = checked
             check_reward_key(checked, sample=sample, args=self._args, evaluation=evaluation)

@@ -65,7 +65,7 @@ def reward_of(sample: TrainSample) -> Reward:
     """
     reward = sample.reward
     if isinstance(reward, TurnRewards | TokenRewards):
-        _check_listed(sample, reward)
+        check_listed(reward, sample.loss_mask, place=_place(sample))
         return reward
     return read_reward(reward, place=_place(sample))
 
@@ -167,25 +167,30 @@ def _pay_differences(siblings: Sequence[TrainSample], placed: Sequence[list[floa
         after = reward
 
 
-def _check_listed(sample: TrainSample, reward: TurnRewards | TokenRewards) -> None:
-    turns = len(turn_ends(sample.loss_mask))
-    unit, needed = ("turn", turns) if isinstance(reward, TurnRewards) else ("token", sample.response_length)
+def check_listed(reward: Reward, loss_mask: Sequence[int], *, place: str) -> None:
+    """Check that listed rewards fit their row.
+
+    Raises:
+        RewardError: not one a turn or response token, not finite, or on a token that does not train.
+    """
+    if not isinstance(reward, TurnRewards | TokenRewards):
+        return
+    turns, length = len(turn_ends(loss_mask)), len(loss_mask)
+    unit, needed = ("turn", turns) if isinstance(reward, TurnRewards) else ("token", length)
     if len(reward.values) != needed:
         raise RewardError(
             f"{len(reward.values)} rewards, one a {unit}, for {needed} {unit}s "
-            f"(response of {sample.response_length} tokens, {turns} turns of trained ones)",
-            place=_place(sample),
+            f"(response of {length} tokens, {turns} turns of trained ones)",
+            place=place,
         )
     if not _finite_numbers(reward.values):
-        raise RewardError(f"its rewards of {needed} {unit}s are not all finite numbers", place=_place(sample))
+        raise RewardError(f"its rewards of {needed} {unit}s are not all finite numbers", place=place)
     if isinstance(reward, TokenRewards):
-        stray = [
-            t for t, (r, m) in enumerate(zip(reward.values, sample.loss_mask, strict=True)) if r and not m
-        ]
+        stray = [t for t, (r, m) in enumerate(zip(reward.values, loss_mask, strict=True)) if r and not m]
         if stray:
             raise RewardError(
                 f"reward on response token {stray[0]} of {needed}, which does not train",
-                place=_place(sample),
+                place=place,
                 remedy="put it on the trained token that earned it",
             )
 

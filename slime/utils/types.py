@@ -107,7 +107,7 @@ class Sample:
     response: str = ""
     response_length: int = 0
     label: str | None = None
-    reward: float | dict[str, Any] | None = None
+    reward: float | list[float] | dict[str, Any] | None = None
     loss_mask: list[int] | None = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
@@ -150,7 +150,7 @@ class Sample:
         return sample
 
     def get_reward_value(self, args: Any) -> float:
-        """The scalar reward: `reward`, or `reward[args.reward_key]` where a key is set."""
+        """`reward`, or `reward[args.reward_key]` where a key is set: a number, or one a turn or token."""
         key = getattr(args, "reward_key", None)
         if key is None:
             return self.reward  # type: ignore[return-value]

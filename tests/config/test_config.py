@@ -102,6 +102,15 @@ def test_flags_are_never_abbreviated(base):
         (["--loss-aggregation-tokens", "16"], "has no effect without --loss-aggregation constant"),
         (["--opsm-delta", "0.1"], "has no effect without --use-opsm"),
         (["--tis-mode", "mask"], "has no effect without --use-tis"),
+        (["--advantage-estimator", "rloo", "--custom-reward-post-process-path", "a.b"], "has no effect"),
+        (
+            ["--disable-rewards-normalization", "--custom-reward-post-process-path", "a.b"],
+            "--disable-rewards-normalization: has no effect",
+        ),
+        (
+            ["--sibling-reward", "sum", "--custom-reward-post-process-path", "a.b"],
+            "contradicts --sibling-reward",
+        ),
         (["--tis-level", "sequence"], "has no effect without --use-tis"),
         (["--rs-level", "sequence"], "has no effect without --use-rs"),
         (["--use-rs", "--rs-lower-bound", "3"], "is above --rs-upper-bound"),
@@ -172,6 +181,11 @@ def test_a_critic_takes_the_actors_values_where_it_has_none_of_its_own(base):
 def test_a_run_that_never_trains_the_actor_says_so(base):
     config = load_config([*base, "--advantage-estimator", "ppo", "--num-critic-only-steps", "10"])
     assert any("the actor is never trained" in problem.message for problem in config.warnings)
+
+
+@pytest.mark.parametrize("hook", ["--custom-advantage-function-path", "--custom-reward-post-process-path"])
+def test_advantages_of_the_users_own_need_no_group(base, hook):
+    assert load_config([*base, hook, "a.b", "--n-samples-per-prompt", "1"]).data.n_samples_per_prompt == 1
 
 
 def test_all_problems_are_reported_together(base):

@@ -106,3 +106,30 @@ class NoSource:
 
     def get_samples(self, n):
         return []
+
+
+def halve_rewards(args, samples):
+    """Half of each reward, as numbers or lists; the raw ones are totals."""
+    raw = [sum(s.reward) if isinstance(s.reward, list) else s.reward for s in samples]
+    half = [[v / 2 for v in s.reward] if isinstance(s.reward, list) else s.reward / 2 for s in samples]
+    return raw, half
+
+
+def one_list(args, samples):
+    return [sample.reward for sample in samples]
+
+
+def too_few_rewards(args, samples):
+    return [1.0] * len(samples), [1.0]
+
+
+def nan_rewards(args, samples):
+    return [1.0] * len(samples), [float("nan")] * len(samples)
+
+
+def nan_raw_rewards(args, samples):
+    return [float("nan")] * len(samples), [1.0] * len(samples)
+
+
+def raises_in_shaping(args, samples):
+    return 1 / 0

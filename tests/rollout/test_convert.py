@@ -5,6 +5,8 @@ import pytest
 
 from slime.errors import DataError, HookError, RewardError
 from slime.rollout.convert import policy_version, to_train_samples
+from slime.rollout.outcome import rollout_reward
+from slime.train.batch import TokenRewards, TurnRewards
 from slime.utils.types import Sample
 from tests.rollout.kit import finished
 
@@ -108,3 +110,81 @@ def test_versions_are_numbers_or_the_engines_first():
     assert policy_version(Sample()) == 0
     with pytest.raises(DataError, match="'v2' is not a number"):
         policy_version(Sample(weight_versions=["v2"]))
+
+
+@pytest.mark.parametrize(
+    ("reward", "key", "expected", "total"),
+    [
+        ([0.5, 1.0], None, TokenRewards((0.5, 1.0)), 1.5),
+        ({"tokens": [0.0, 1]}, None, TokenRewards((0.0, 1.0)), 1.0),
+        ({"turns": [0.25]}, None, TurnRewards((0.25,)), 0.25),
+        ({"score": {"turns": [0.25]}, "note": "x"}, "score", TurnRewards((0.25,)), 0.25),
+        ({"score": [0.5, 0.5]}, "score", TokenRewards((0.5, 0.5)), 1.0),
+    ],
+)
+def test_rewards_a_turn_and_a_token_arrive(reward, key, expected, total):
+    args, one = SimpleNamespace(reward_key=key), sample(reward=reward)
+    assert to_train_samples([[one]], args)[0].reward == expected
+    assert rollout_reward([one], args) == total
+    assert rollout_reward([one, one], args) == 2 * total
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ([0.5], "1 rewards, one a token, for 2 tokens"),
+        ({"turns": [0.5, 0.5]}, "2 rewards, one a turn, for 1 turns .response of 2 tokens"),
+        ([0.5, math.nan], "no finite number and no list"),
+        ({"turns": "12"}, "no finite number and no list"),
+    ],
+)
+def test_rewards_that_do_not_fit_name_hook_sample_and_lengths(reward, message):
+    args = SimpleNamespace(custom_rm_path="my.reward")
+    with pytest.raises(RewardError, match=message) as caught:
+        to_train_samples([[sample(3, reward=reward)]], args)
+    assert "sample 3 (rollout 3), my.reward" in str(caught.value)
+
+
+def test_a_reward_that_is_not_finite_names_hook_and_sample():
+    for args, source in (
+        (SimpleNamespace(custom_rm_path="my.reward"), "my.reward"),
+        (SimpleNamespace(rm_type="math"), "reward 'math'"),
+    ):
+        with pytest.raises(RewardError, match=f"{source} returned nan") as caught:
+            to_train_samples([[sample(3, reward=math.nan)]], args)
+        assert "sample 3 (rollout 3)" in str(caught.value)
+
+
+def test_a_reward_on_a_token_that_does_not_train_is_an_error():
+    with pytest.raises(RewardError, match="response token 1 of 2, which does not train"):
+        to_train_samples([[sample(reward=[0.0, 1.0], loss_mask=[1, 0])]], ARGS)
+
+
+SHAPE = SimpleNamespace(custom_reward_post_process_path="tests.rollout.hooks_for_tests.halve_rewards")
+
+
+def test_the_users_function_shapes_the_rewards_of_what_votes_and_the_raw_ones_are_kept():
+    failed = sample(1, reward=None, status=Sample.Status.FAILED)
+    named = sample(2, reward=8.0, metadata={"raw_reward": 7.0})
+    listed = sample(3, reward=[1.0, 2.0])
+    rows = to_train_samples([[sample(0, reward=1.0), failed, named, listed]], SHAPE)
+    assert [row.reward for row in rows if row.votes] == [0.5, 4.0, TokenRewards((0.5, 1.0))]
+    assert [row.raw_reward for row in rows] == [1.0, None, 7.0, 3.0]
+    assert math.isnan(rows[1].reward)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("one_list", "returned float raw_rewards for 2 samples"),
+        ("too_few_rewards", "returned 1 rewards for 2 samples"),
+        ("nan_rewards", r"sample 0 \(rollout 0\): the reward nan is no finite number"),
+        ("nan_raw_rewards", r"raw reward nan of sample 0 \(rollout 0\)"),
+        ("raises_in_shaping", "raised ZeroDivisionError"),
+    ],
+)
+def test_a_function_that_shapes_rewards_wrongly_is_named(name, message):
+    path = f"tests.rollout.hooks_for_tests.{name}"
+    with pytest.raises((HookError, RewardError), match=message) as caught:
+        to_train_samples([[sample(0), sample(1)]], SimpleNamespace(custom_reward_post_process_path=path))
+    assert f"--custom-reward-post-process-path ({path})" in str(caught.value)

@@ -6,12 +6,12 @@ Invariant: one vote per rollout, found by `rollout_id`; a failed, aborted or unr
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from slime.rollout.base_types import Group
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.groups import rollouts_of
+from slime.rollout.outcome import rollout_reward
 from slime.utils.types import Sample
 
 _VOID = (Sample.Status.FAILED, Sample.Status.ABORTED)
@@ -36,14 +36,7 @@ def check_reward_nonzero_std_with_fallback(args: Any, samples: Group, **kwargs: 
 def _votes(args: Any, group: Group) -> list[float]:
     rollouts = rollouts_of(group)
     return [
-        _vote([sample.get_reward_value(args) for sample in rollout])
+        rollout_reward(rollout, args)
         for rollout in rollouts
         if all(sample.reward is not None and sample.status not in _VOID for sample in rollout)
     ]
-
-
-def _vote(rewards: list[float]) -> float:
-    """The reward that siblings share, else their mean."""
-    if all(reward == rewards[0] for reward in rewards):
-        return rewards[0]
-    return math.fsum(rewards) / len(rewards)

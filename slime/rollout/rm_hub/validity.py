@@ -1,4 +1,5 @@
-"""What counts as a reward: a finite number, or a dict with one under a reward key.
+"""What counts as a reward: a finite number, a list of them (one a turn or token), or a dict with either under
+a reward key.
 
 Invariant: everything else is an error; a failure is never a number (law 4).
 """
@@ -6,13 +7,15 @@ Invariant: everything else is an error; a failure is never a number (law 4).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
 from slime.errors import RewardError
+from slime.train.rewards import check_listed, is_listed_form, read_reward
 from slime.utils.types import Sample
 
-Reward = float | dict[str, Any]
+Reward = float | list[float] | dict[str, Any]
 
 
 def sample_name(sample: Sample) -> str:
@@ -21,14 +24,22 @@ def sample_name(sample: Sample) -> str:
 
 
 def checked_reward(value: Any, *, source: str, sample: Sample, args: Any) -> Reward:
-    """The reward, numbers as float; a dict needs a finite number under a reward key.
+    """The reward, numbers as float; a dict needs one under a reward key.
 
     Raises:
-        RewardError: None, NaN, infinite or of another type; names source, sample and value.
+        RewardError: None, NaN, infinite, of another type, or a list that does not fit the response; names
+            source, sample and value, or lengths.
     """
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not is_listed_form(value):
         return _checked_dict(value, source, sample, args)
-    return _checked_number(value, source, sample)
+    return _checked_value(value, source, sample)
+
+
+def reward_source(sample: Sample, args: Any) -> str:
+    """Where the sample's reward comes from, for messages; user code may also have set it."""
+    rm_type = sample.metadata.get("rm_type") or getattr(args, "rm_type", None)
+    hook = sample.custom_rm_path or getattr(args, "custom_rm_path", None)
+    return hook or (f"reward {rm_type!r}" if rm_type else "reward")
 
 
 def check_reward_key(reward: Reward, *, sample: Sample, args: Any, evaluation: bool = False) -> None:
@@ -38,9 +49,14 @@ def check_reward_key(reward: Reward, *, sample: Sample, args: Any, evaluation: b
         RewardError: no such key; names the flag, the key and the keys that are there.
     """
     flag, key = reward_key(args, evaluation)
-    if key in reward if isinstance(reward, dict) else key is None:
+    named = isinstance(reward, dict) and not is_listed_form(reward)
+    if (isinstance(reward, dict) and key in reward) if named else key is None:
         return
-    found = f"a dict with the keys {sorted(map(str, reward))}" if isinstance(reward, dict) else repr(reward)
+    found = (
+        f"a dict with the keys {sorted(map(str, reward))}"
+        if isinstance(reward, dict) and named
+        else f"{reward!r}"
+    )
     mode = "evaluation" if evaluation else "training"
     raise RewardError(
         f"the reward is {found}, {mode} reads {'a number' if key is None else f'the key {key!r}'} ({flag})",
@@ -67,13 +83,18 @@ def _checked_dict(value: dict[str, Any], source: str, sample: Sample, args: Any)
             place=sample_name(sample),
             remedy="set --reward-key to the key of the scalar reward",
         )
-    scalars = {key: _checked_number(item, f"{source}[{key!r}]", sample) for key, item in held.items()}
-    return {**value, **scalars}
+    read = {key: _checked_value(item, f"{source}[{key!r}]", sample) for key, item in held.items()}
+    return {**value, **read}
 
 
-def _checked_number(value: Any, source: str, sample: Sample) -> float:
+def _checked_value(value: Any, source: str, sample: Sample) -> Reward:
     if isinstance(value, Real) and math.isfinite(value):
         return float(value)
+    if isinstance(value, list | tuple) or is_listed_form(value):
+        place = f"{sample_name(sample)}, {source}"
+        mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
+        check_listed(read_reward(value, place=place), mask, place=place)
+        return dict(value) if isinstance(value, Mapping) else list(value)
     raise RewardError(
         f"{source} returned {value!r}, which is not a finite number",
         place=sample_name(sample),

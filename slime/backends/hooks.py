@@ -50,12 +50,14 @@ class TrainHooks:
         advantages: ``--custom-advantage-function-path``.
         tis: ``--custom-tis-function-path``.
         reducer: ``--custom-pg-loss-reducer-function-path``.
+        loss: ``--custom-loss-function-path``.
     """
 
     args: Any = None
     advantages: UserFunction | None = None
     tis: UserFunction | None = None
     reducer: UserFunction | None = None
+    loss: UserFunction | None = None
 
 
 NO_HOOKS = TrainHooks()
@@ -63,6 +65,7 @@ DESTS = {
     "advantages": "custom_advantage_function_path",
     "tis": "custom_tis_function_path",
     "reducer": "custom_pg_loss_reducer_function_path",
+    "loss": "custom_loss_function_path",
 }
 """Field of `TrainHooks` -> name on `args`."""
 

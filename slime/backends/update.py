@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from slime.backends.base import StepRow, Trainer
@@ -89,10 +89,14 @@ def train_on_rollouts(
     stale = frozenset(s.index for s in _flat(steps) if s.policy_version < newest and s.trained_tokens)
     before = _log_probs(trainer, _rows_to_score(steps, stale, algorithm, hooks), reference=False)
     old = _old_log_probs(steps, stale, before, algorithm)
+    if hooks.loss is not None:
+        old = {**before, **old}
     has_reference = bool(algorithm.use_kl_loss or algorithm.kl_coef)
     reference = _log_probs(trainer, _flat(steps), reference=True) if has_reference else {}
     values = None if critic is None else values_before(critic.critic, _flat(steps))
     inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values)
+    if not algorithm.compute_advantages_and_returns:
+        inputs = replace(inputs, advantages={s.index: [0.0] * s.response_length for s in _flat(steps)})
     estimator = _estimator(algorithm)
     if hooks.advantages is not None:
         inputs = hooked_inputs(samples, estimator, inputs, hooks.advantages, hooks.args)
@@ -174,7 +178,8 @@ def _rows_to_score(
     hooks: TrainHooks,
 ) -> list[TrainSample]:
     """Rows whose log-probs under the weights before the first step are needed."""
-    if algorithm.kl_coef or hooks.advantages is not None or needs_trainer_log_probs(algorithm, hooks):
+    has_users = hooks.advantages is not None or hooks.loss is not None
+    if algorithm.kl_coef or has_users or needs_trainer_log_probs(algorithm, hooks):
         return _flat(steps)
     if algorithm.use_rollout_logprobs:
         return []

@@ -82,7 +82,7 @@ def findings(config: Config) -> Iterator[Finding]:
     from slime.backends.update import train_on_rollouts
     from slime.train.synthetic import synthetic_rollouts
 
-    algorithm = config.algorithm
+    algorithm, hooks = config.algorithm, load_hooks(config.args(), load_hook)
     samples = synthetic_rollouts(vocabulary=VOCABULARY)
     with tempfile.TemporaryDirectory() as folder:
         write_tiny_model(Path(folder))
@@ -92,12 +92,13 @@ def findings(config: Config) -> Iterator[Finding]:
             TrainConfig(lr=0.0, clip_grad=0.0, train_precision="float32", train_num_threads=1),
             temperature=1.0,
             total_steps=1,
+            hooks=hooks,
         )
         train = functools.partial(
             train_on_rollouts,
             algorithm=algorithm,
             rollouts_per_step=len(samples) // 2,
-            hooks=load_hooks(config.args(), load_hook),
+            hooks=hooks,
         )
         yield from check_invariance(
             trainer,

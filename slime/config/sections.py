@@ -163,13 +163,14 @@ class AlgorithmConfig:
     )
     loss_type: str = flag(
         "policy_loss",
-        "policy_loss learns from rewards, sft_loss from the trained tokens of the data",
+        "policy_loss learns from rewards, sft_loss from the trained tokens of the data, custom_loss is yours",
         "str",
-        choices=["policy_loss", "sft_loss"],
+        choices=["policy_loss", "sft_loss", "custom_loss"],
     )
+    custom_loss_function_path: str | None = flag(None, "loss hook, with --loss-type custom_loss", "str")
     compute_advantages_and_returns: bool = flag(
         True,
-        "advantages are not needed; implied by --loss-type sft_loss",
+        "no advantages, for a loss of your own; implied by --loss-type sft_loss",
         "switch",
         name="disable-compute-advantages-and-returns",
         negated=True,

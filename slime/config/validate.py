@@ -166,6 +166,7 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     algorithm, train = config.algorithm, config.train
     is_rloo = algorithm.advantage_estimator == "rloo"
     is_grouped = algorithm.advantage_estimator not in _WITHOUT_GROUPS
+    is_custom = algorithm.loss_type == "custom_loss"
     has_weights = algorithm.use_tis and not algorithm.custom_tis_function_path
     rules = [
         ("kl_loss_coef", algorithm.use_kl_loss, "--use-kl-loss"),
@@ -232,7 +233,12 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "--apply-chat-template",
         ),
         ("loss_mask_type", config.learns_from_data, "--loss-type sft_loss"),
-        ("compute_advantages_and_returns", config.learns_from_data, "--loss-type sft_loss"),
+        (
+            "compute_advantages_and_returns",
+            config.learns_from_data or is_custom,
+            "--loss-type sft_loss or custom_loss",
+        ),
+        ("custom_loss_function_path", is_custom, "--loss-type custom_loss"),
         (
             "apply_chat_template",
             not config.learns_from_data,
@@ -250,6 +256,10 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     rules += [
         (dest, not config.learns_from_data, "a policy loss (no --loss-type sft_loss)")
         for dest in _POLICY_FLAGS
+    ]
+    rules += [
+        (dest, not is_custom, "slime's own policy loss (no --loss-type custom_loss)")
+        for dest in ("use_tis", "use_rs", "use_opsm", "custom_pg_loss_reducer_function_path")
     ]
     rules += [
         (dest, not config.train_only, "an engine (no --debug-train-only or --load-debug-rollout-data)")
@@ -278,6 +288,10 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     for name, template in (("--save-hf", config.model.save_hf), ("--critic-save", config.critic.save)):
         if "{" in (template or "").replace("{rollout_id}", ""):
             yield Problem(name, "knows {rollout_id} and no other braces", "write it so")
+    if config.algorithm.loss_type == "custom_loss" and not config.algorithm.custom_loss_function_path:
+        yield Problem(
+            "--loss-type", "custom_loss needs --custom-loss-function-path", "the dotted path of your loss"
+        )
     if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
         yield Problem(
             "--use-dynamic-batch-size", "needs --max-tokens-per-gpu", "tokens of a micro-batch, e.g. 4096"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from slime.backends.base import Critic, Trainer
 from slime.backends.critic_update import CriticTraining
-from slime.backends.hooks import load_hooks
+from slime.backends.hooks import TrainHooks, load_hooks
 from slime.backends.update import RolloutUpdate, train_on_rollouts
 from slime.config import Config
 from slime.config.plan import Plan
@@ -61,7 +61,7 @@ class TrainActor:
     def start(self) -> str:
         """Load the model; returns the path under which an engine on this machine maps the weights."""
         self._hooks = load_hooks(self._config.args(), load_hook)
-        self._trainer, self._weights = _build(self._config, self._plan)
+        self._trainer, self._weights = _build(self._config, self._plan, self._hooks)
         self._critic = _build_critic(self._config, self._plan)
         return str(self._weights.path)
 
@@ -159,7 +159,7 @@ class TrainActor:
                 view.copy_(weight)
 
 
-def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
+def _build(config: Config, plan: Plan, hooks: TrainHooks) -> tuple[Trainer, SharedWeights]:
     import torch
 
     from slime.backends.torch.trainer import TorchTrainer
@@ -171,6 +171,7 @@ def _build(config: Config, plan: Plan) -> tuple[Trainer, SharedWeights]:
         config.train,
         temperature=config.rollout.rollout_temperature or 1.0,  # greedy log-probs are those of temperature 1
         total_steps=plan.actor_steps(plan.rollout_steps),
+        hooks=hooks,
     )
     weights = SharedWeights.create(trainer.weights())
     if trainer.device.type == "cpu":

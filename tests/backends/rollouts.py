@@ -4,6 +4,7 @@ import itertools
 import random
 from dataclasses import replace
 
+from slime.backends.hooks import NO_HOOKS
 from slime.backends.torch.ranks import ALONE
 from slime.backends.torch.sharding import whole
 from slime.backends.torch.trainer import TorchTrainer
@@ -11,7 +12,9 @@ from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.train.batch import TrainSample
 
 
-def make_trainer(folder, *, algorithm=None, temperature=1.3, model=None, ranks=ALONE, **train):
+def make_trainer(
+    folder, *, algorithm=None, temperature=1.3, model=None, ranks=ALONE, hooks=NO_HOOKS, **train
+):
     """A trainer whose gradients stay readable: no clipping, one thread."""
     config = {"clip_grad": 0.0, "lr": 1e-3, "train_num_threads": 1, "train_precision": "float32"} | train
     return TorchTrainer(
@@ -21,6 +24,7 @@ def make_trainer(folder, *, algorithm=None, temperature=1.3, model=None, ranks=A
         temperature=temperature,
         total_steps=10,
         ranks=ranks,
+        hooks=hooks,
     )
 
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from slime.backends.hooks import NO_HOOKS
 from slime.backends.torch.ranks import ALONE, naming_lost_ranks
 from slime.backends.update import train_on_rollouts
 from slime.config.sections import AlgorithmConfig
 from slime.errors import CheckpointError, DataError, RankLostError
+from tests.backends.hooks import hooks, ppo, sequence_correction
 from tests.backends.rank_group import run_group
 from tests.backends.rollouts import cut, gradients, group_samples, make_trainer, relative_gap
 from tests.tiny import tiny_model_dir
@@ -22,6 +24,11 @@ STATIC = {"micro_batch_size": 1, "balance_data": False, "adam_eps": 1e-3}
 LORA = {"lora_rank": 4, "lora_alpha": 8.0, "gradient_checkpointing": True}
 GSPO = AlgorithmConfig(advantage_estimator="gspo", use_rollout_logprobs=True, eps_clip=0.9)
 KL = AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1)
+CUSTOM = AlgorithmConfig(loss_type="custom_loss", custom_loss_function_path="my.loss")
+HOOKS = {
+    "a loss of the user's own": hooks(loss=ppo),
+    "a correction of the user's own": hooks(tis=sequence_correction),
+}
 CASES = {
     "shared prefixes": (AlgorithmConfig(entropy_coef=0.01), lambda: group_samples(), DYNAMIC),
     "rows in pieces": (GSPO, lambda: uneven_samples(), DYNAMIC),
@@ -31,6 +38,8 @@ CASES = {
         lambda: group_samples(),
         DYNAMIC | LORA,
     ),
+    "a loss of the user's own": (CUSTOM, lambda: uneven_samples(), DYNAMIC),
+    "a correction of the user's own": (AlgorithmConfig(), lambda: uneven_samples(), DYNAMIC),
     "one row": (AlgorithmConfig(loss_type="sft_loss"), lambda: group_samples()[:1], DYNAMIC),
 }
 
@@ -50,11 +59,12 @@ def half_flat_samples():
 def train(ranks, folder, name):
     """Log-probs, the gradient of one whole step, then weights and metrics after three."""
     algorithm, samples, settings = CASES[name]
-    trainer = make_trainer(folder, algorithm=algorithm, ranks=ranks, **settings)
+    found = HOOKS.get(name, NO_HOOKS)
+    trainer = make_trainer(folder, algorithm=algorithm, ranks=ranks, hooks=found, **settings)
     log_probs = trainer.log_probs(samples())
-    first = train_on_rollouts(trainer, samples(), algorithm=algorithm, rollouts_per_step=100)
+    first = train_on_rollouts(trainer, samples(), algorithm=algorithm, rollouts_per_step=100, hooks=found)
     gradient = gradients(trainer)
-    more = train_on_rollouts(trainer, samples(), algorithm=algorithm, rollouts_per_step=3)
+    more = train_on_rollouts(trainer, samples(), algorithm=algorithm, rollouts_per_step=3, hooks=found)
     weights = {key: weight.clone() for key, weight in trainer.weights()}
     return log_probs, gradient, weights, first.steps + more.steps
 

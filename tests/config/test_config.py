@@ -111,6 +111,13 @@ def test_flags_are_never_abbreviated(base):
             ["--sibling-reward", "sum", "--custom-reward-post-process-path", "a.b"],
             "contradicts --sibling-reward",
         ),
+        (["--loss-type", "custom_loss"], "needs --custom-loss-function-path"),
+        (["--custom-loss-function-path", "a.b"], "has no effect without --loss-type custom_loss"),
+        (["--disable-compute-advantages-and-returns"], "--loss-type sft_loss or custom_loss"),
+        (
+            ["--loss-type", "custom_loss", "--custom-loss-function-path", "a.b", "--use-tis"],
+            "--use-tis: has no effect without slime's own policy loss",
+        ),
         (["--tis-level", "sequence"], "has no effect without --use-tis"),
         (["--rs-level", "sequence"], "has no effect without --use-rs"),
         (["--use-rs", "--rs-lower-bound", "3"], "is above --rs-upper-bound"),

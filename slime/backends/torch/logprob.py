@@ -73,6 +73,13 @@ def token_log_probs(
     return log_probs, entropy
 
 
+def plain_logits(hidden: torch.Tensor, head: Head, dtype: torch.dtype) -> torch.Tensor:
+    """Logits [P, V] float32 of states [P, H], held whole, by ordinary autograd; matmul in `dtype`."""
+    bias = None if head.bias is None else head.bias.to(dtype)
+    logits = head.scale * linear(hidden.to(dtype), head.weight.to(dtype), bias).float()
+    return logits if head.softcap is None else head.softcap * (logits / head.softcap).tanh()
+
+
 class _TokenLogProbs(torch.autograd.Function):
     """Fused linear, log-softmax, gather and entropy."""
 

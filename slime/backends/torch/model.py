@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from slime.backends.torch import attention
 from slime.backends.torch.forest import PackedBatch, Request, pack_requests
-from slime.backends.torch.logprob import Head, LogitOptions, token_log_probs
+from slime.backends.torch.logprob import Head, LogitOptions, plain_logits, token_log_probs
 from slime.errors import ConfigError, ModelError
 
 CHECK_TOLERANCE = 1e-3
@@ -45,6 +45,12 @@ class CausalModel:
         )
         positions = batch.query_position[batch.token_query]
         return log_probs.index_select(0, batch.token_query), entropy.index_select(0, positions)
+
+    def logits(self, batch: PackedBatch) -> torch.Tensor:
+        """Logits [T, V] float32 that the requested targets are predicted from, whole and differentiable."""
+        hidden = predicting_states(self.module.base_model, batch, self.compute_dtype)
+        distinct = plain_logits(hidden, self.head, self.compute_dtype)
+        return distinct.index_select(0, batch.query_position[batch.token_query])
 
 
 def predicting_states(body: Any, batch: PackedBatch, dtype: torch.dtype) -> torch.Tensor:

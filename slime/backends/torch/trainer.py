@@ -7,19 +7,22 @@ Knows rows and advantages; knows nothing of engines, rewards or where rollouts c
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 
 from slime.backends.base import StepRow
 from slime.backends.factors import correction_rule
+from slime.backends.hooks import NO_HOOKS, TrainHooks
 from slime.backends.torch.batches import MicroBatches, loss_request, response_request
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
+from slime.backends.torch.custom_loss import CustomLoss, LogitsOf
 from slime.backends.torch.forest import PackedBatch
 from slime.backends.torch.logprob import default_chunk
 from slime.backends.torch.lora import LoraAdapters
@@ -56,6 +59,7 @@ class TorchTrainer:
         total_steps: int,
         device: str | None = None,
         ranks: Ranks = ALONE,
+        hooks: TrainHooks = NO_HOOKS,
     ) -> None:
         """Load the models.
 
@@ -65,6 +69,7 @@ class TorchTrainer:
             device: of the models, e.g. ``cpu``; None is CUDA where there is a GPU, else the CPU.
             ranks: processes over which parameters and rows are spread. Each is given all rows, and calls
                 every method that computes, or reads or writes weights, in the same order.
+            hooks: the user's; its loss takes the place of the policy loss.
 
         Raises:
             ModelError: a model folder cannot be used, or its sizes do not tell what a row costs.
@@ -79,6 +84,7 @@ class TorchTrainer:
         keep_heap()
         torch.manual_seed(model.seed)
         self._loss = policy_loss(algorithm)
+        self._custom_loss = CustomLoss(hooks.loss, hooks.args) if hooks.loss else None
         self._gap_from_old = not algorithm.use_rollout_logprobs
         self.tokenizer = load_tokenizer(model.hf_checkpoint)
         self._model = load_model(model.hf_checkpoint, precision=train.train_precision, device=device)
@@ -93,7 +99,7 @@ class TorchTrainer:
             ranks=ranks,
             flops=_flops(self._model) if train.balance_data and ranks.size > 1 else None,
         )
-        self._score = self._sharded(self._model)
+        self._score, self._logits = self._sharded(self._model)
         self._score_reference: Score | None = None
         if algorithm.use_kl_loss or algorithm.kl_coef:
             self._score_reference = self._reference(model, device)
@@ -190,6 +196,21 @@ class TorchTrainer:
         rows = [row for row in rows if row.sample.trained_tokens]
         check_rows(rows, self._loss)
         self._optimizer.zero_grad()
+        if self._custom_loss is not None:
+            metrics = self._custom_loss.backward(rows, self._logits, self._batches)
+        else:
+            metrics = self._backward(rows)
+        outcome = self._optimizer.step()
+        return metrics | {
+            "grad_norm": outcome.grad_norm,
+            "lr": outcome.rate,
+            "skipped_step": float(outcome.skipped),
+            "rollouts": float(len({row.sample.rollout_id for row in rows})),
+            "samples": float(len(rows)),
+        }
+
+    def _backward(self, rows: Sequence[StepRow]) -> dict[str, float]:
+        """Gradients of the policy loss of a step, and its metrics."""
         sums = StepSums(gap_from_old=self._gap_from_old)
         for learns in (True, False):
             chosen = [row for row in rows if has_gradient(row, self._loss) == learns]
@@ -200,14 +221,7 @@ class TorchTrainer:
                     loss = self._batch_loss([chosen[i] for i in members], batch, sums)
                     if learns:
                         loss.backward()  # type: ignore[no-untyped-call]
-        outcome = self._optimizer.step()
-        return StepSums.total(self._ranks.gather(sums)).metrics() | {
-            "grad_norm": outcome.grad_norm,
-            "lr": outcome.rate,
-            "skipped_step": float(outcome.skipped),
-            "rollouts": float(len({row.sample.rollout_id for row in rows})),
-            "samples": float(len(rows)),
-        }
+        return StepSums.total(self._ranks.gather(sums)).metrics()
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer, schedule position and RNG state; see `TrainingState.save`."""
@@ -258,10 +272,12 @@ class TorchTrainer:
         folder = model.ref_load or model.hf_checkpoint
         reference = load_model(folder, precision=self._config.train_precision, device=device)
         reference.module.requires_grad_(False)
-        return self._sharded(reference)
+        return self._sharded(reference)[0]
 
-    def _sharded(self, model: CausalModel) -> Score:
-        return sharded(model.module, model.log_probs, self._ranks, model.device)
+    def _sharded(self, model: CausalModel) -> tuple[Score, LogitsOf]:
+        """The model's two answers, both through the one root that its parameters are spread below."""
+        run = sharded(model.module, _call, self._ranks, model.device)
+        return functools.partial(run, model.log_probs), functools.partial(run, model.logits)
 
     @property
     def _chunk(self) -> int:
@@ -274,6 +290,10 @@ class TorchTrainer:
         losses, metrics = policy_losses(tokens.policy, self._loss)
         sums.add(tokens, metrics, computed=batch.input_ids.numel())
         return (losses * tokens.weight).sum()
+
+
+def _call(function: Callable[..., Any], *values: Any, **named: Any) -> Any:
+    return function(*values, **named)
 
 
 def _flops(model: CausalModel) -> SampleFlops:

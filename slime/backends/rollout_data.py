@@ -52,6 +52,11 @@ def hooked_inputs(
             'did not set rollout_data["advantages"]', "set a list of one tensor [response_length] a row"
         )
     returns = answer("returns") if data.get("returns") is not None else None
+    if returns is None and estimator.name == "ppo":
+        raise hook.broke(
+            'did not set rollout_data["returns"], which the critic learns from',
+            "set it like the advantages: a list of one tensor [response_length] a row",
+        )
     return replace(inputs, advantages=answer("advantages"), returns=returns)
 
 

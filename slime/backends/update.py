@@ -94,7 +94,8 @@ def train_on_rollouts(
     has_reference = bool(algorithm.use_kl_loss or algorithm.kl_coef)
     reference = _log_probs(trainer, _flat(steps), reference=True) if has_reference else {}
     values = None if critic is None else values_before(critic.critic, _flat(steps))
-    inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values)
+    teacher = {s.index: s.teacher_log_probs for s in samples if s.teacher_log_probs is not None}
+    inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values, teacher_log_probs=teacher)
     if not algorithm.compute_advantages_and_returns:
         inputs = replace(inputs, advantages={s.index: [0.0] * s.response_length for s in _flat(steps)})
     estimator = _estimator(algorithm)
@@ -155,6 +156,7 @@ def _estimator(algorithm: AlgorithmConfig) -> Estimator:
         kl_coef=algorithm.kl_coef,
         kl_type=kl_type(algorithm.kl_loss_type),
         whiten=algorithm.normalize_advantages,
+        distillation_coef=algorithm.opd_kl_coef if algorithm.use_opd else 0.0,
     )
 
 
@@ -179,7 +181,7 @@ def _rows_to_score(
 ) -> list[TrainSample]:
     """Rows whose log-probs under the weights before the first step are needed."""
     has_users = hooks.advantages is not None or hooks.loss is not None
-    if algorithm.kl_coef or has_users or needs_trainer_log_probs(algorithm, hooks):
+    if algorithm.kl_coef or algorithm.use_opd or has_users or needs_trainer_log_probs(algorithm, hooks):
         return _flat(steps)
     if algorithm.use_rollout_logprobs:
         return []

@@ -112,7 +112,7 @@ class RewardConfig:
     rm_type: str | None = flag(None, "built-in reward: math, f1, random, remote_rm; boxed_ before it", "str")
     custom_rm_path: str | None = flag(None, "reward hook", "str")
     group_rm: bool = flag(False, "reward a whole group in one call", "switch")
-    rm_url: str | None = flag(None, "URL of the remote reward", "str")
+    rm_url: str | None = flag(None, "URL of the remote reward, or of the teacher's /generate", "str")
     reward_key: str | None = flag(None, "key of the scalar in a reward dict", "str")
     eval_reward_key: str | None = flag(None, "the same in evaluation", "str")
     reward_timeout: float = flag(60.0, "deadline of one reward in seconds", "float", above=0)
@@ -193,6 +193,13 @@ class AlgorithmConfig:
     normalize_advantages: bool = flag(
         False, "whiten advantages over the trained tokens of a rollout step", "switch"
     )
+    use_opd: bool = flag(
+        False, "on-policy distillation: subtract the log-ratio to a teacher from the advantages", "switch"
+    )
+    opd_type: str = flag(
+        "sglang", "where the teacher is: behind an engine's URL, --rm-url", "str", choices=["sglang"]
+    )
+    opd_kl_coef: float = flag(1.0, "weight of that log-ratio", "float", above=0)
     gamma: float = flag(1.0, "discount per trained token", "float", at_least=0, at_most=1)
     lambd: float = flag(1.0, "decay of generalised advantage estimation", "float", at_least=0, at_most=1)
     value_clip: float = flag(0.2, "most that a value moves from its old one in the loss", "float", above=0)

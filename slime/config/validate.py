@@ -225,7 +225,13 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("save_hf", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
         ("lora_alpha", train.lora_rank, "--lora-rank"),
         ("lora_target_modules", train.lora_rank, "--lora-rank"),
-        ("rm_url", "remote_rm" in (config.reward.rm_type or "remote_rm"), "--rm-type remote_rm"),
+        (
+            "rm_url",
+            algorithm.use_opd or "remote_rm" in (config.reward.rm_type or "remote_rm"),
+            "--rm-type remote_rm or --use-opd",
+        ),
+        ("opd_type", algorithm.use_opd, "--use-opd"),
+        ("opd_kl_coef", algorithm.use_opd, "--use-opd"),
         ("rm_type", config.reward.custom_rm_path is None, "the built-in rewards (no --custom-rm-path)"),
         (
             "apply_chat_template_kwargs",
@@ -235,8 +241,8 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("loss_mask_type", config.learns_from_data, "--loss-type sft_loss"),
         (
             "compute_advantages_and_returns",
-            config.learns_from_data or is_custom,
-            "--loss-type sft_loss or custom_loss",
+            config.learns_from_data or (is_custom and algorithm.advantage_estimator != "ppo"),
+            "--loss-type sft_loss or custom_loss, and without a critic",
         ),
         ("custom_loss_function_path", is_custom, "--loss-type custom_loss"),
         (
@@ -298,6 +304,12 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
     if reward.rm_type is not None and "remote_rm" in reward.rm_type and reward.rm_url is None:
         yield Problem("--rm-type", "remote_rm needs --rm-url", "the URL that scores a response")
+    if config.algorithm.use_opd and "remote_rm" in (reward.rm_type or ""):
+        yield Problem(
+            "--rm-type",
+            "remote_rm and the teacher of --use-opd both read --rm-url",
+            "ask the remote reward in a hook of your own (--custom-rm-path)",
+        )
     if pairs is not None and len(pairs) % 2:
         yield Problem(
             "--eval-prompt-data",
@@ -335,8 +347,12 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     compares = algorithm.advantage_estimator == "rloo" or (
         algorithm.rewards_normalization and algorithm.advantage_estimator not in _WITHOUT_GROUPS
     )
-    is_users = bool(algorithm.custom_advantage_function_path or algorithm.custom_reward_post_process_path)
-    if data.n_samples_per_prompt == 1 and compares and not is_users:
+    has_other_signal = bool(
+        algorithm.use_opd
+        or algorithm.custom_advantage_function_path
+        or algorithm.custom_reward_post_process_path
+    )
+    if data.n_samples_per_prompt == 1 and compares and not has_other_signal:
         yield Problem(
             "--n-samples-per-prompt",
             "cannot learn: with one rollout a group its own reward is the baseline, so every advantage is 0",
@@ -372,6 +388,13 @@ def _doubtful(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "--rollout-top-p",
             "log-probs are those of the untruncated distribution, so training is slightly off-policy",
             "1.0 trains exactly what was sampled",
+            warning=True,
+        )
+    if config.algorithm.use_opd and rollout.rollout_temperature != 1:
+        yield Problem(
+            "--rollout-temperature",
+            "the teacher's log-probs are those of temperature 1, the student's of this one",
+            "1.0 compares like with like",
             warning=True,
         )
     corrects = config.algorithm.use_tis or config.algorithm.use_rs

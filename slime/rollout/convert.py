@@ -76,6 +76,12 @@ def _check(sample: Sample, args: Any) -> None:
     check_trainable(sample, PLACE, vocab_size=vocab_size, needs_log_probs=False)
     reward = checked_reward(sample.reward, source=reward_source(sample, args), sample=sample, args=args)
     check_reward_key(reward, sample=sample, args=args)
+    if getattr(args, "use_opd", False) and sample.teacher_log_probs is None and any(_mask(sample)):
+        raise DataError(
+            f"teacher_log_probs is missing for a response of {sample.response_length} tokens (--use-opd)",
+            place=sample_name(sample),
+            remedy="--rollout-sample-hook-path slime.rollout.on_policy_distillation.ask_teacher, or your own",
+        )
 
 
 def _rewards(samples: list[Sample], args: Any) -> dict[int, Reward]:

@@ -15,12 +15,12 @@ from tests.backends.rollouts import cut, gradients, group_samples, make_trainer,
 from tests.backends.test_update import Recorder
 
 
-def seen(samples, **algorithm):
+def seen(samples, answer=rewards_and_kl, **algorithm):
     """What the function was given, and the rows that its answer became."""
     given = {}
 
     def hook(args, rollout_data):
-        rewards_and_kl(args, rollout_data)
+        answer(args, rollout_data)
         given.update(rollout_data)
 
     recorder = Recorder()
@@ -72,6 +72,11 @@ def test_rewards_of_equal_groups_are_exactly_zero_and_the_raw_ones_are_those_bef
     given, _ = seen(samples)
     assert given["rewards"] == [0.0] * 6
     assert given["raw_reward"] == [5.0] * 6
+
+
+def test_a_critic_needs_returns_of_the_function():
+    with pytest.raises(HookError, match="which the critic learns from"):
+        seen(group_samples(), sets(returns=lambda rows: None), advantage_estimator="ppo")
 
 
 def sets(**values):

@@ -118,6 +118,8 @@ def test_flags_are_never_abbreviated(base):
             ["--loss-type", "custom_loss", "--custom-loss-function-path", "a.b", "--use-tis"],
             "--use-tis: has no effect without slime's own policy loss",
         ),
+        (["--opd-kl-coef", "0.5"], "has no effect without --use-opd"),
+        (["--use-opd", "--rm-type", "remote_rm", "--rm-url", "http://x"], "both read --rm-url"),
         (["--tis-level", "sequence"], "has no effect without --use-tis"),
         (["--rs-level", "sequence"], "has no effect without --use-rs"),
         (["--use-rs", "--rs-lower-bound", "3"], "is above --rs-upper-bound"),
@@ -193,6 +195,12 @@ def test_a_run_that_never_trains_the_actor_says_so(base):
 @pytest.mark.parametrize("hook", ["--custom-advantage-function-path", "--custom-reward-post-process-path"])
 def test_advantages_of_the_users_own_need_no_group(base, hook):
     assert load_config([*base, hook, "a.b", "--n-samples-per-prompt", "1"]).data.n_samples_per_prompt == 1
+
+
+def test_a_teacher_needs_no_group_and_is_compared_at_temperature_1(base):
+    words = ["--use-opd", "--rm-url", "http://x/generate", "--n-samples-per-prompt", "1"]
+    config = load_config([*base, *words, "--rollout-temperature", "0.7"])
+    assert any("teacher" in problem.message for problem in config.warnings)
 
 
 def test_all_problems_are_reported_together(base):

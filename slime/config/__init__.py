@@ -76,7 +76,9 @@ class Config:
     @property
     def has_critic(self) -> bool:
         """Whether a critic is trained beside the actor."""
-        return self.algorithm.advantage_estimator == "ppo" and not self.learns_from_data
+        algorithm = self.algorithm
+        has_returns = algorithm.compute_advantages_and_returns and not self.learns_from_data
+        return algorithm.advantage_estimator == "ppo" and has_returns
 
     def plan(self, prompts_in_data: int | None, first_rollout_step: int = 0) -> Plan:
         """The derived quantities; see `make_plan`."""

@@ -3,10 +3,11 @@
 import torch
 
 from slime.backends.torch.critic import TorchCritic
+from slime.backends.torch.ranks import ALONE
 from slime.config.sections import CriticConfig, ModelConfig, TrainConfig
 
 
-def make_critic(folder, *, model=None, critic=None, value_clip=0.2, seed=7, **train):
+def make_critic(folder, *, model=None, critic=None, value_clip=0.2, seed=7, ranks=ALONE, **train):
     """A critic whose gradients stay readable, with a value head that is not zero (`seed` None leaves it)."""
     config = {"clip_grad": 0.0, "lr": 1e-3, "train_num_threads": 1, "train_precision": "float32"} | train
     made = TorchCritic(
@@ -15,6 +16,7 @@ def make_critic(folder, *, model=None, critic=None, value_clip=0.2, seed=7, **tr
         TrainConfig(**config),
         value_clip=value_clip,
         total_steps=10,
+        ranks=ranks,
     )
     if seed is not None:
         set_head(made, seed)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from slime.backends.torch.forest import PackedBatch, Request, empty_batch, input_tokens, pack_requests
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.config.sections import TrainConfig
-from slime.errors import ConfigError, DataError
+from slime.errors import ConfigError, DataError, ModelError
 from slime.train.batch import TrainSample
 from slime.train.deal import Dealing, Flops, deal_rows
+from slime.train.flops import shape_of_config
 from slime.train.packing import Packing, TreeBatches
 
 
@@ -95,3 +96,17 @@ def loss_request(sample: TrainSample) -> Request:
     """Asks for the tokens that train."""
     offset = sample.prompt_length
     return Request(sample.tokens, tuple(offset + i for i, flag in enumerate(sample.loss_mask) if flag))
+
+
+def row_flops(config: Any) -> Flops:
+    """Cost of a row by its length under a Hugging Face config.
+
+    Raises:
+        ModelError: the config's sizes do not tell it.
+    """
+    try:
+        return shape_of_config(config.to_dict()).sample_flops()
+    except ModelError as error:
+        raise ModelError(
+            error.message, place=error.place, remedy="--no-balance-data does without the cost of a row"
+        ) from error

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from slime.backends.base import ValueRow
-from slime.backends.torch.batches import MicroBatches, loss_request
+from slime.backends.torch.batches import MicroBatches, loss_request, row_flops
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
 from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
+from slime.backends.torch.sharding import sharded, whole
 from slime.backends.torch.state import TrainingState
 from slime.backends.torch.value_model import load_value_model
 from slime.config.sections import CriticConfig, ModelConfig, TrainConfig
@@ -39,13 +41,14 @@ class TorchCritic:
         value_clip: float,
         total_steps: int,
         device: str | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Load the model.
 
         Args:
             train: of the actor; `critic` overrides what it sets.
             value_clip: see `value_losses`.
-            total_steps, device: as in `TorchTrainer`.
+            total_steps, device, ranks: as in `TorchTrainer`.
 
         Raises:
             ModelError: a model folder cannot be used.
@@ -60,26 +63,36 @@ class TorchCritic:
         self._model = load_value_model(folder, precision=train.train_precision, device=device)
         if train.gradient_checkpointing:
             recompute_layers(self._model.body)
-        self._batches = MicroBatches.of(own, device=self._model.device)
+        self._ranks = ranks
+        self._batches = MicroBatches.of(
+            own,
+            device=self._model.device,
+            ranks=ranks,
+            flops=row_flops(self._model.body.config) if own.balance_data and ranks.size > 1 else None,
+        )
+        self._values = sharded(self._model.module, self._model.values, ranks, self._model.device)
         parameters = dict(self.named_parameters())
         self._optimizer = Optimizer(parameters, own, total_steps)
-        self._state = TrainingState(parameters, self._optimizer, keeps_optimizer=not model.no_save_optim)
+        self._state = TrainingState(
+            parameters, self._optimizer, keeps_optimizer=not model.no_save_optim, ranks=ranks
+        )
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Trained parameters by Hugging Face name."""
-        yield from self._model.named_parameters()
+        yield from self._model.module.named_parameters()
 
     def values(self, samples: Sequence[TrainSample]) -> list[list[float]]:
         """Values of the states before the trained tokens; see `Critic.values`."""
         requests = [(i, loss_request(sample)) for i, sample in enumerate(samples) if sample.trained_tokens]
-        found = [[0.0] * sample.response_length for sample in samples]
+        found: dict[int, list[float]] = {}
         with torch.no_grad():
             for members, batch in self._batches.pack(requests):
-                rows = torch.split(self._model.values(batch).cpu(), list(batch.row_sizes))
+                rows = torch.split(self._values(batch).cpu(), list(batch.row_sizes))
                 for index, row in zip(members, rows, strict=True):
                     trained = iter(row.tolist())
                     found[index] = [next(trained) if flag else 0.0 for flag in samples[index].loss_mask]
-        return found
+        everyone = {index: row for rows in self._ranks.gather(found) for index, row in rows.items()}
+        return [everyone.get(i, [0.0] * sample.response_length) for i, sample in enumerate(samples)]
 
     def step(self, rows: Sequence[ValueRow]) -> dict[str, float]:
         """One optimizer step over all rows; see `Critic.step`.
@@ -96,7 +109,7 @@ class TorchCritic:
             chosen = [rows[i] for i in members]
             weight = self._column(chosen, [[row.weight] * row.sample.response_length for row in chosen])
             losses, metrics = value_losses(
-                self._model.values(batch),
+                self._values(batch),
                 self._column(chosen, [row.old_values for row in chosen]),
                 self._column(chosen, [row.returns for row in chosen]),
                 clip=self._clip,
@@ -105,7 +118,7 @@ class TorchCritic:
             for name, value in metrics.items():
                 sums[name] += (value * weight).sum().item()
         outcome = self._optimizer.step()
-        return dict(sums) | {
+        return _total(self._ranks.gather(sums)) | {
             "grad_norm": outcome.grad_norm,
             "lr": outcome.rate,
             "skipped_step": float(outcome.skipped),
@@ -127,11 +140,15 @@ class TorchCritic:
             CheckpointError: see `write_checkpoint`.
         """
 
-        def write(place: Path) -> None:
-            self._model.save_pretrained(place)
-            self._tokenizer.save_pretrained(place)
+        parameters = ((name, whole(parameter.detach())) for name, parameter in self.named_parameters())
+        weights = {name: weight for name, weight in parameters if self._ranks.is_first}
 
-        write_folder(folder, write, tensor_bytes(dict(self.named_parameters())))
+        def write(place: Path) -> None:
+            if self._ranks.is_first:
+                self._model.save_pretrained(place, weights)
+                self._tokenizer.save_pretrained(place)
+
+        write_folder(folder, write, tensor_bytes(weights), self._ranks)
 
     def sleep(self) -> None:
         """Drop gradients, and give freed memory back where the system is short of it."""
@@ -146,6 +163,12 @@ class TorchCritic:
             if flag
         ]
         return torch.tensor(flat, dtype=torch.float32, device=self._model.device)
+
+
+def _total(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of all ranks, some of which may have had no rows."""
+    names = dict.fromkeys(name for rank in sums for name in rank)
+    return {name: math.fsum(rank.get(name, 0.0) for rank in sums) for name in names}
 
 
 def _check_rows(rows: Sequence[ValueRow]) -> None:

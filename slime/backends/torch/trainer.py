@@ -20,7 +20,7 @@ import torch
 from slime.backends.base import StepRow
 from slime.backends.factors import correction_rule
 from slime.backends.hooks import NO_HOOKS, TrainHooks
-from slime.backends.torch.batches import MicroBatches, loss_request, response_request
+from slime.backends.torch.batches import MicroBatches, loss_request, response_request, row_flops
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
 from slime.backends.torch.custom_loss import CustomLoss, LogitsOf
 from slime.backends.torch.forest import PackedBatch
@@ -35,9 +35,8 @@ from slime.backends.torch.sharding import sharded, whole
 from slime.backends.torch.state import TrainingState
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
-from slime.errors import ConfigError, ModelError
+from slime.errors import ConfigError
 from slime.train.batch import TrainSample
-from slime.train.flops import SampleFlops, shape_of_config
 from slime.train.kl import kl_type
 from slime.train.packing import Packing
 from slime.train.policy_loss import PolicyLoss, Surrogate, policy_losses
@@ -97,7 +96,7 @@ class TorchTrainer:
             train,
             device=self._model.device,
             ranks=ranks,
-            flops=_flops(self._model) if train.balance_data and ranks.size > 1 else None,
+            flops=row_flops(self._model.module.config) if train.balance_data and ranks.size > 1 else None,
         )
         self._score, self._logits = self._sharded(self._model)
         self._score_reference: Score | None = None
@@ -294,15 +293,6 @@ class TorchTrainer:
 
 def _call(function: Callable[..., Any], *values: Any, **named: Any) -> Any:
     return function(*values, **named)
-
-
-def _flops(model: CausalModel) -> SampleFlops:
-    try:
-        return shape_of_config(model.module.config.to_dict()).sample_flops()
-    except ModelError as error:
-        raise ModelError(
-            error.message, place=error.place, remedy="--no-balance-data does without the cost of a row"
-        ) from error
 
 
 def usable_cpus() -> int:

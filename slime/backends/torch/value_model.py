@@ -8,7 +8,7 @@ Knows no optimizer and no loss.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,21 +36,25 @@ from slime.errors import ModelError
 HEAD = "score"
 
 
+class ValueModule(torch.nn.Module):
+    """A Hugging Face body and its value head, with the parameter names of a token classifier."""
+
+    def __init__(self, body: Any, head: torch.nn.Linear) -> None:
+        super().__init__()
+        self.add_module(body.base_model_prefix, body)
+        self.add_module(HEAD, head)
+        self._no_split_modules = body._no_split_modules
+
+
 @dataclass(frozen=True, slots=True)
 class ValueModel:
-    """A Hugging Face body, its value head, and the dtype of its products."""
+    """A body, its value head, both as one module, and the dtype of their products."""
 
+    module: ValueModule
     body: Any
     head: torch.nn.Linear
     compute_dtype: torch.dtype
     device: torch.device
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """All parameters by the names of a Hugging Face token classifier."""
-        for name, parameter in self.body.named_parameters():
-            yield f"{self.body.base_model_prefix}.{name}", parameter
-        for name, parameter in self.head.named_parameters():
-            yield f"{HEAD}.{name}", parameter
 
     def values(self, batch: PackedBatch) -> torch.Tensor:
         """[T] value of the state before each requested target: of all that the policy saw when it chose."""
@@ -58,13 +62,13 @@ class ValueModel:
         values: torch.Tensor = self.head(states)[:, 0]
         return values.index_select(0, batch.query_position[batch.token_query])
 
-    def save_pretrained(self, folder: Path) -> None:
+    def save_pretrained(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """Write config and weights as a token classifier with one label, which `load_value_model` reads."""
         config = copy.deepcopy(self.body.config)
         config.num_labels = 1
         config.architectures = [type(self.body).__name__.removesuffix("Model") + "ForTokenClassification"]
         config.save_pretrained(folder)
-        tensors = {name: parameter.detach().contiguous() for name, parameter in self.named_parameters()}
+        tensors = {name: weight.contiguous() for name, weight in weights.items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -87,12 +91,9 @@ def load_value_model(
     with _without_load_report():
         body = pretrained(AutoModel, path)
     body.eval()
-    model = ValueModel(
-        body.to(place).requires_grad_(True),
-        _head(path, body.config).to(place),
-        compute_dtype(precision, place),
-        place,
-    )
+    head = _head(path, body.config)
+    module = ValueModule(body, head).to(place).requires_grad_(True)
+    model = ValueModel(module, body, head, compute_dtype(precision, place), place)
     _check_packing(model, path)
     return model
 

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.config import load_config
@@ -266,6 +266,7 @@ def test_every_flag_has_a_meaning_and_a_unique_name():
     assert len({flag.name for flag in flags}) == len({flag.dest for flag in flags}) == len(flags)
 
 
+@settings(deadline=None)
 @given(
     prompts=st.integers(1, 50), rollouts=st.integers(2, 16), steps=st.integers(1, 8), count=st.integers(1, 20)
 )

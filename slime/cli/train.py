@@ -13,11 +13,11 @@ from pathlib import Path
 import yaml
 
 from slime.config import Config, load_config
-from slime.config.plan import Plan, old_log_probs
+from slime.config.plan import Plan, evaluation_steps, old_log_probs
 from slime.errors import ConfigError
 from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
 from slime.observability.report import report_lines
-from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers
+from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers, drop_rows
 from slime.ray.checkpoints import Checkpoint, Found, find, refuse_later_steps
 from slime.rollout.hooks import check_hooks
 from slime.utils.data import count_rows
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         return 0
     run_dir = _run_dir(config)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config.flags()))
-    with _console() as console, _trackers(config, run_dir) as tracker:
+    with _console() as console, _trackers(config, plan, run_dir) as tracker:
         stopped, places = _run(config, plan, checkpoint, run_dir, console, tracker)
     print("\n" + "\n".join(report_lines(run_dir, places)))
     return INTERRUPTED if stopped else 0
@@ -133,8 +133,11 @@ def _console() -> Iterator[RunConsole]:
 
 
 @contextmanager
-def _trackers(config: Config, run_dir: Path) -> Iterator[Tracker]:
-    trackers: list[Tracker] = [JsonLines(run_dir / "metrics.jsonl")]
+def _trackers(config: Config, plan: Plan, run_dir: Path) -> Iterator[Tracker]:
+    metrics, first = run_dir / "metrics.jsonl", plan.first_rollout_step
+    evaluates = first in evaluation_steps(config.evaluation, first, plan.rollout_steps)
+    drop_rows(metrics, step=first, evaluation=first if evaluates else first + 1)
+    trackers: list[Tracker] = [JsonLines(metrics)]
     if config.run.use_tensorboard:
         folder = Path(config.run.tb_project_name or run_dir / "tensorboard")
         trackers.append(TensorBoard(folder / (config.run.tb_experiment_name or "")))

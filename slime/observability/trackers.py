@@ -91,3 +91,31 @@ class Trackers:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All rows of a `metrics.jsonl`."""
     return [orjson.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
+
+
+def drop_rows(path: Path, *, step: int, evaluation: int) -> None:
+    """Take out what an ended process of the run logged of work that is done again, and a cut line.
+
+    What is taken out goes to ``<name>.replaced`` beside the file.
+
+    Args:
+        step, evaluation: rows of rollout steps, and of evaluations, from this step on are taken out.
+    """
+    if not path.is_file():
+        return
+    kept: list[bytes] = []
+    replaced: list[bytes] = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        is_kept = line.endswith(b"\n") and _is_before(orjson.loads(line), step, evaluation)
+        (kept if is_kept else replaced).append(line)
+    if not replaced:
+        return
+    with path.with_name(path.name + ".replaced").open("ab") as file:
+        file.writelines(replaced)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(b"".join(kept))
+    partial.replace(path)
+
+
+def _is_before(row: Mapping[str, Any], step: int, evaluation: int) -> bool:
+    return bool(row["step"] < (step if "rollout/step" in row else evaluation))

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import random
 
 from slime.rollout.sglang_rollout import generate
 
@@ -31,6 +32,16 @@ async def two_siblings(args, sample, sampling_params):
     """Fan-out: the same answer as two samples of one rollout."""
     sample = await generate(args, sample, sampling_params)
     return [sample, copy.deepcopy(sample)]
+
+
+async def dawdles(args, sample, sampling_params):
+    """Takes a time that is different in every run; every tenth rollout breaks."""
+    await asyncio.sleep(random.SystemRandom().uniform(0, 0.1))
+    if sample.index % 10 == 7:
+        raise ValueError("the sandbox is on fire")
+    sample = await generate(args, sample, sampling_params)
+    await asyncio.sleep(random.SystemRandom().uniform(0, 0.05))
+    return sample
 
 
 async def slow(args, sample, sampling_params):

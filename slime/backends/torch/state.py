@@ -121,6 +121,13 @@ def _check_same_weights(
             )
 
 
+def seed_generators(seed: int) -> None:
+    """Seed all global random generators of this process: torch's, numpy's and Python's."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 def _rng_states() -> dict[str, torch.Tensor]:
     states = {"torch": torch.get_rng_state()}
     numpy_state: Any = np.random.get_state()

@@ -32,7 +32,7 @@ from slime.backends.torch.optim import Optimizer
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
 from slime.backends.torch.sharding import sharded, whole
-from slime.backends.torch.state import TrainingState
+from slime.backends.torch.state import TrainingState, seed_generators
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
 from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.errors import ConfigError
@@ -81,7 +81,7 @@ class TorchTrainer:
         self._threads = train.train_num_threads or usable_cpus()
         torch.set_num_threads(self._threads)
         keep_heap()
-        torch.manual_seed(model.seed)
+        seed_generators(model.seed)
         self._loss = policy_loss(algorithm)
         self._custom_loss = CustomLoss(hooks.loss, hooks.args) if hooks.loss else None
         self._gap_from_old = not algorithm.use_rollout_logprobs

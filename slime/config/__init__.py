@@ -16,6 +16,7 @@ import yaml
 from slime.config.args_view import ArgsView
 from slime.config.parse import all_flags, parse_values
 from slime.config.plan import Plan, make_plan
+from slime.config.roles import apply_roles
 from slime.config.sections import (
     SECTIONS,
     AlgorithmConfig,
@@ -124,7 +125,9 @@ def load_config(argv: list[str], prog: str = "slime train", checks: Sequence[Che
     Raises:
         ConfigError: anything that cannot run; see parse.py and validate.py.
     """
-    values, given = parse_values(argv, all_flags(), prog)
+    flags = all_flags()
+    values, given = parse_values(argv, flags, prog)
+    values, given = apply_roles(values, given, {row.dest: row for row in flags})
     sections = {name: _build(cls, prefix, values) for name, (cls, prefix) in SECTIONS.items()}
     config = Config(**sections, user=_user_keys(values["custom_config_path"], values))
     return dataclasses.replace(config, warnings=tuple(validate(config, given, checks)))

@@ -284,6 +284,9 @@ class TrainConfig:
     """Optimizer, precision and micro-batches."""
 
     train_backend: str = flag("torch", "trainer", "str", choices=["torch"])
+    megatron_config_path: str | None = flag(
+        None, "YAML of flags by role: what only the actor, or only the critic, has", "str"
+    )
     train_precision: str = flag(
         "auto",
         "auto is bfloat16 autocast where the hardware is faster with it, else float32",

@@ -83,7 +83,8 @@ def _files_exist(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             yield Problem(
                 name, f"file {file!r} is not there", "check the path; it is relative to where you are"
             )
-    if model.load is not None and not Path(model.load).is_dir() and model.load != model.save:
+    own = model.load is not None and model.save is not None and Path(model.load) == Path(model.save)
+    if model.load is not None and not Path(model.load).is_dir() and not own:
         yield Problem(
             "--load",
             f"checkpoint folder {model.load!r} is not there",

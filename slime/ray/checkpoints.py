@@ -124,6 +124,9 @@ def read_manifest(folder: Path) -> Checkpoint:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the manifest does not read: {error!r}", place=str(path)) from error
+    outside = [part.path for part in parts if Path(part.path).is_absolute() or ".." in Path(part.path).parts]
+    if outside:
+        raise CheckpointError(f"the manifest names {outside[0]}, outside of the checkpoint", place=str(path))
     if step_folder(folder.parent, checkpoint.rollout_id).name != folder.name:
         raise CheckpointError(f"the manifest is of step {checkpoint.rollout_id}", place=str(path))
     return checkpoint

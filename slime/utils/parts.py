@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime.errors import CheckpointError
+
 READERS = 8
 """Threads that read files for their digest: hashing lets go of the interpreter, and disks like a queue."""
 
@@ -37,7 +39,7 @@ def declare(root: Path, files: Iterable[Path]) -> list[Part]:
     """Make files durable and take their digests; call it where they were written, after the last byte.
 
     Raises:
-        OSError: a file is not there or cannot be read.
+        CheckpointError: a file is not there, or the disk does not take or give its bytes.
         ValueError: a file is not below `root`.
     """
     files = sorted(files)
@@ -46,10 +48,17 @@ def declare(root: Path, files: Iterable[Path]) -> list[Part]:
         sync(file)
         return Part(file.relative_to(root).as_posix(), file.stat().st_size, _digest(file))
 
-    with ThreadPoolExecutor(READERS) as readers:
-        parts = list(readers.map(one, files))
-    for folder in {folder for file in files for folder in file.relative_to(root).parents}:
-        sync(root / folder)
+    try:
+        with ThreadPoolExecutor(READERS) as readers:
+            parts = list(readers.map(one, files))
+        for folder in {folder for file in files for folder in file.relative_to(root).parents}:
+            sync(root / folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"is not on the disk: {error.strerror}",
+            place=str(error.filename or root),
+            remedy="check --save and the disk",
+        ) from error
     return parts
 
 
@@ -65,12 +74,8 @@ def faults(root: Path, parts: Iterable[Part]) -> list[str]:
     if wrong:
         return wrong
     with ThreadPoolExecutor(READERS) as readers:
-        digests = list(readers.map(lambda part: _digest(root / part.path), listed))
-    return [
-        f"{part.path} holds other bytes than were written"
-        for part, digest in zip(listed, digests, strict=True)
-        if digest != part.sha256
-    ]
+        found = readers.map(lambda part: _content_fault(root, part), listed)
+        return [fault for fault in found if fault is not None]
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -101,6 +106,14 @@ def _size_fault(root: Path, part: Part) -> str | None:
         return f"{part.path} is missing"
     size = path.stat().st_size
     return None if size == part.size else f"{part.path} has {size} bytes of {part.size}"
+
+
+def _content_fault(root: Path, part: Part) -> str | None:
+    try:
+        digest = _digest(root / part.path)
+    except OSError as error:
+        return f"{part.path} cannot be read: {error.strerror}"
+    return None if digest == part.sha256 else f"{part.path} holds other bytes than were written"
 
 
 def _digest(path: Path) -> str:

@@ -84,6 +84,10 @@ def test_flags_are_never_abbreviated(base):
         (["--hf-checkpoint", "nowhere"], "model folder 'nowhere' is not there"),
         (["--prompt-data", "nowhere.jsonl"], "file 'nowhere.jsonl' is not there"),
         (["stray"], "unexpected argument 'stray'"),
+        (["--keep-checkpoints", "2"], "--keep-checkpoints: has no effect without --save"),
+        (["--load", "nowhere"], "checkpoint folder 'nowhere' is not there"),
+        (["--load", "nowhere", "--save", "elsewhere"], "checkpoint folder 'nowhere' is not there"),
+        (["--deterministic-mode", "--engine-max-running-requests", "4"], "no --deterministic-mode"),
         (["--gamma", "0.9"], "--gamma: has no effect without --advantage-estimator reinforce_plus_plus"),
         (["--lambd", "0.9"], "--lambd: has no effect without --advantage-estimator ppo"),
         (["--value-clip", "0.1"], "--value-clip: has no effect without --advantage-estimator ppo"),
@@ -300,3 +304,8 @@ def test_the_plan_covers_every_rollout(tmp_path_factory, prompts, rollouts, step
 def test_the_source_of_the_old_log_probs_is_derived_and_told(base, words, told):
     config = load_config([*base, *words])
     assert told in old_log_probs(config.algorithm, config.plan(1).optimizer_steps_per_rollout_step)
+
+
+def test_a_run_may_resume_from_the_folder_that_it_is_about_to_make(base):
+    words = ["--save", "runs/new/checkpoint", "--load", "runs/new/checkpoint/", "--keep-checkpoints", "1"]
+    assert load_config([*base, *words]).model.keep_checkpoints == 1

@@ -96,6 +96,7 @@ def test_a_resumed_run_goes_on_where_the_checkpoint_was(run):
     checkpoint = world.folder / "whole-ckpt"
     (checkpoint / "step_000005" / "manifest.json").rename(checkpoint / "step_000005" / "hidden")
     text = world.train("resumed", num_rollout=6, load=checkpoint)
+    assert "checkpoint step_000005 is skipped: it was not finished" in text
     assert "after rollout step 2, policy 3" in text
     steps = [row["step"] for row in world.metrics("resumed") if "rollout/raw_reward" in row]
     assert steps == [3, 4, 5]

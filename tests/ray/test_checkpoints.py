@@ -88,6 +88,8 @@ def test_a_torn_manifest_is_skipped(root, length):
         ({"format": 1}, "format 1"),
         ({"rollout_id": 6}, "of step 6"),
         ({"parts": None}, "does not read"),
+        ({"parts": {"/etc/hostname": {"size": 1, "sha256": ""}}}, "names /etc/hostname, outside"),
+        ({"parts": {"../other/file": {"size": 1, "sha256": ""}}}, "names ../other/file, outside"),
         ({"trained": {"policies": 1}}, "does not read"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from slime.errors import CheckpointError
 from slime.utils.parts import Part, declare, faults, files_below, write_durably
 
 
@@ -53,6 +54,22 @@ def test_missing_and_truncated_files_are_told_apart(root):
         "a/small is missing",
         "empty has 4 bytes of 0",
     ]
+
+
+def test_a_file_that_is_not_there_cannot_be_declared(root):
+    with pytest.raises(CheckpointError, match="absent: is not on the disk: No such file") as caught:
+        declare(root, [root / "absent"])
+    assert "--save" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_a_fault(root, monkeypatch):
+    parts = declare(root, files_below(root))
+
+    def fails(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("slime.utils.parts._digest", fails)
+    assert faults(root, parts)[0] == "a/b/large cannot be read: Input/output error"
 
 
 def test_a_folder_in_place_of_a_file_is_no_file(root):

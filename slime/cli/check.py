@@ -8,29 +8,35 @@ backends/torch/conformance.py.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.config import Config, load_config
-from slime.config.sections import TrainConfig
+from slime.config.sections import CriticConfig, TrainConfig
 from slime.config.validate import CHECKS_OF_FLAGS
 from slime.errors import ConfigError
 from slime.rollout.hooks import check_hooks, load_hook
+from slime.rollout.reward_shaping import shaped_rewards
+from slime.train.rewards import total_reward
+from slime.utils.types import Sample
 
 if TYPE_CHECKING:
+    from slime.backends.base import Critic, Trainer
     from slime.backends.torch.conformance import Finding
+    from slime.train.batch import TrainSample
 
+_ADVANTAGES = (
+    "make the advantages of a token depend on its rollout (rollout_ids, trained tokens), never on the "
+    "number, length or order of rows",
+    ("custom_reward_post_process_path", "custom_advantage_function_path"),
+)
 _REMEDIES = {
-    "advantages": (
-        "make the advantages of a token depend on its rollout (rollout_ids, trained tokens), never on the "
-        "number, length or order of rows",
-        ("custom_reward_post_process_path", "custom_advantage_function_path"),
-    ),
+    "advantages": _ADVANTAGES,
+    "returns": _ADVANTAGES,
     "correction": (
         "let it depend on the sequences that it is given, each a whole rollout, never on their order",
         ("custom_tis_function_path", "custom_pg_loss_reducer_function_path"),
@@ -41,6 +47,7 @@ _LOSS = (
     "let the loss be a sum over tokens in which each depends on its own values alone",
     ("custom_loss_function_path",),
 )
+_STILL = TrainConfig(lr=0.0, clip_grad=0.0, train_precision="float32", train_num_threads=1)
 _RANDOM = "the same rows gave two results: take the randomness, or what is kept between calls, out"
 
 
@@ -75,35 +82,41 @@ def findings(config: Config) -> Iterator[Finding]:
         SlimeError: what training itself would raise.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from slime.backends.critic_update import CriticTraining
     from slime.backends.hooks import load_hooks
     from slime.backends.torch.conformance import check_invariance
+    from slime.backends.torch.critic import TorchCritic
     from slime.backends.torch.tiny import VOCABULARY, write_tiny_model
     from slime.backends.torch.trainer import TorchTrainer
-    from slime.backends.update import train_on_rollouts
+    from slime.backends.update import RolloutUpdate, train_on_rollouts
     from slime.train.synthetic import synthetic_rollouts
 
     algorithm, hooks = config.algorithm, load_hooks(config.args(), load_hook)
     samples = synthetic_rollouts(vocabulary=VOCABULARY)
-    with tempfile.TemporaryDirectory() as folder:
-        write_tiny_model(Path(folder))
-        trainer = TorchTrainer(
-            replace(config.model, hf_checkpoint=folder, ref_load=None),
-            algorithm,
-            TrainConfig(lr=0.0, clip_grad=0.0, train_precision="float32", train_num_threads=1),
-            temperature=1.0,
-            total_steps=1,
-            hooks=hooks,
-        )
-        train = functools.partial(
-            train_on_rollouts,
+
+    def train(trainer: Trainer, critic: Critic | None, rows: Sequence[TrainSample]) -> RolloutUpdate:
+        return train_on_rollouts(
+            trainer,
+            _shaped(rows, config),
             algorithm=algorithm,
             rollouts_per_step=len(samples) // 2,
             hooks=hooks,
+            critic=None if critic is None else CriticTraining(critic=critic),
         )
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny_model(Path(folder))
+        model = replace(config.model, hf_checkpoint=folder, ref_load=None)
+        trainer = TorchTrainer(model, algorithm, _STILL, temperature=1.0, total_steps=1, hooks=hooks)
+        critic = None
+        if config.has_critic:
+            clip = algorithm.value_clip
+            critic = TorchCritic(model, CriticConfig(), _STILL, value_clip=clip, total_steps=1)
         yield from check_invariance(
             trainer,
             train,
             samples,
+            critic=critic,
             shares_reward=algorithm.sibling_reward == "sum",
             depends_on_cut=_depends_on_cut(config),
         )
@@ -132,6 +145,31 @@ def remedy(finding: Finding, config: Config) -> str:
         if dest in args and getattr(args, dest)
     ]
     return f"{', '.join(hooks)}: {text}" if hooks else "none of your hooks makes it: report this as a bug"
+
+
+def _shaped(rows: Sequence[TrainSample], config: Config) -> list[TrainSample]:
+    """The rows with what ``--custom-reward-post-process-path`` makes of their rewards, if it is set."""
+    voting = [row for row in rows if row.votes]
+    rewards = shaped_rewards([_sample(row, config.reward.reward_key) for row in voting], config.args())
+    if rewards is None:
+        return list(rows)
+    by_index = {row.index: reward for row, reward in zip(voting, rewards, strict=True)}
+    return [replace(row, reward=by_index.get(row.index, row.reward)) for row in rows]
+
+
+def _sample(row: TrainSample, reward_key: str | None) -> Sample:
+    reward = total_reward(row.reward)
+    return Sample(
+        index=row.index,
+        group_index=row.group_index,
+        rollout_id=row.rollout_id,
+        tokens=list(row.tokens),
+        response_length=row.response_length,
+        loss_mask=list(row.loss_mask),
+        rollout_log_probs=list(row.rollout_log_probs or ()),
+        reward={reward_key: reward} if reward_key else reward,
+        status=Sample.Status.COMPLETED,
+    )
 
 
 def _depends_on_cut(config: Config) -> bool:

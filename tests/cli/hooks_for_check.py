@@ -40,3 +40,31 @@ def none(args, rollout_data):
 def longest(total_lengths, response_lengths, masks, per_token):
     """A reducer that divides by the longest rollout."""
     return lambda loss: loss.sum() / max(response_lengths)
+
+
+def centred_over_samples(args, samples):
+    """Rewards less their mean, to which every sample adds: a rollout in two samples counts twice."""
+    rewards = [sample.reward for sample in samples]
+    mean = sum(rewards) / len(rewards)
+    return rewards, [reward - mean for reward in rewards]
+
+
+def doubled(args, samples):
+    """Rewards twice as large."""
+    rewards = [sample.get_reward_value(args) for sample in samples]
+    return rewards, [2 * reward for reward in rewards]
+
+
+def mean_of_rows(args, batch, logits, sum_of_sample_mean):
+    """A loss that divides by the number of rows it is given."""
+    return logits.square().mean() / len(batch["rollout_ids"]), {}
+
+
+def likelihood(args, batch, logits, sum_of_sample_mean):
+    """Negative log-likelihood, weighed as the flags say."""
+    log_probs, offset = [], 0
+    for tokens, length in zip(batch["unconcat_tokens"], batch["response_lengths"], strict=True):
+        rows = logits[0, offset + len(tokens) - length - 1 : offset + len(tokens) - 1].log_softmax(-1)
+        log_probs.append(rows.gather(1, tokens[-length:, None])[:, 0])
+        offset += len(tokens)
+    return -sum_of_sample_mean(torch.cat(log_probs)), {}

@@ -6,6 +6,8 @@ from slime.cli import main
 
 HOOKS = "tests.cli.hooks_for_check"
 ADVANTAGES = "--custom-advantage-function-path"
+REWARDS = "--custom-reward-post-process-path"
+LOSS = ("--loss-type", "custom_loss", "--custom-loss-function-path")
 
 
 def check(capsys, *flags):
@@ -13,8 +15,9 @@ def check(capsys, *flags):
     return code, capsys.readouterr()
 
 
-def test_what_holds_says_so_check_by_check(capsys):
-    code, printed = check(capsys, "--advantage-estimator", "gspo", "--use-rollout-logprobs")
+@pytest.mark.parametrize("estimator", ["gspo", "ppo"])
+def test_what_holds_says_so_check_by_check(capsys, estimator):
+    code, printed = check(capsys, "--advantage-estimator", estimator, "--use-rollout-logprobs")
     assert code == 0
     assert [line[:2] for line in printed.out.splitlines()] == ["ok"] * 9 + ["th"]
     assert "rollouts cut in 5 samples" in printed.out
@@ -22,8 +25,13 @@ def test_what_holds_says_so_check_by_check(capsys):
 
 @pytest.mark.parametrize(
     "flags",
-    [[ADVANTAGES, f"{HOOKS}.by_rollout"], ["--custom-pg-loss-reducer-function-path", f"{HOOKS}.longest"]],
-    ids=["advantages", "reducer"],
+    [
+        [ADVANTAGES, f"{HOOKS}.by_rollout"],
+        ["--custom-pg-loss-reducer-function-path", f"{HOOKS}.longest"],
+        [REWARDS, f"{HOOKS}.doubled", "--reward-key", "score"],
+        [*LOSS, f"{HOOKS}.likelihood"],
+    ],
+    ids=["advantages", "reducer", "rewards", "loss"],
 )
 def test_hooks_that_look_at_rollouts_pass(capsys, flags):
     code, printed = check(capsys, *flags)
@@ -37,6 +45,20 @@ def test_a_hook_that_looks_at_rows_fails_with_sample_value_and_remedy(capsys):
     assert len(failed) == 4 and all("rollouts cut" in line for line in failed)
     assert "first: rollout 0, sample 0: advantages of the rollout's trained token 0 was" in printed.out
     assert f"change: {ADVANTAGES} {HOOKS}.by_row: make the advantages of a token depend" in printed.out
+
+
+def test_a_shaping_of_rewards_over_samples_fails_by_name(capsys):
+    code, printed = check(capsys, REWARDS, f"{HOOKS}.centred_over_samples")
+    assert code == 1
+    assert f"change: {REWARDS} {HOOKS}.centred_over_samples: make the advantages" in printed.out
+
+
+def test_a_loss_that_counts_rows_fails_by_name(capsys):
+    code, printed = check(capsys, *LOSS, f"{HOOKS}.mean_of_rows")
+    assert code == 1
+    failed = [line for line in printed.out.splitlines() if line.startswith("FAIL")]
+    assert "micro-batches of 2 rows" in failed[0]
+    assert f"change: {LOSS[-1]} {HOOKS}.mean_of_rows: let the loss be a sum over tokens" in printed.out
 
 
 def test_a_hook_of_chance_fails_the_repetition(capsys):

@@ -10,6 +10,7 @@ ESTIMATORS = {
     "rloo": {"advantage_estimator": "rloo"},
     "reinforce_plus_plus": {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.9},
     "reinforce_plus_plus_baseline": {"advantage_estimator": "reinforce_plus_plus_baseline"},
+    "ppo": {"advantage_estimator": "ppo", "gamma": 0.95, "lambd": 0.9, "value_clip": 0.1},
     "sft": {"loss_type": "sft_loss"},
 }
 AGGREGATIONS = {
@@ -43,6 +44,7 @@ OPTIONS = {
         "rs_upper_bound": 1.2,
     },
     "veto": {"use_rs": True, "rs_veto_threshold": 0.6},
+    "KL in the rewards of PPO": {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True},
     "mean over tokens": {"calculate_per_token_loss": True},
 }
 

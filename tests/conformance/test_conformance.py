@@ -7,10 +7,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slime.backends.critic_update import CriticTraining
 from slime.backends.torch.conformance import VARIATIONS, check_invariance
 from slime.backends.torch.tiny import write_tiny_model
 from slime.backends.update import train_on_rollouts
 from slime.train.synthetic import synthetic_rollouts
+from tests.backends.critics import make_critic
 from tests.backends.rollouts import make_trainer
 from tests.conformance.cases import cases
 
@@ -31,18 +33,34 @@ def one_thread():
 
 
 @functools.cache
-def trainer_of(folder, name):
-    return make_trainer(folder, algorithm=CASES[name], lr=0.0)
+def models_of(folder, name):
+    """The trainer of a case, and its critic where it has one."""
+    algorithm = CASES[name]
+    critic = make_critic(folder, lr=0.0, value_clip=algorithm.value_clip)
+    is_ppo = algorithm.advantage_estimator == "ppo"
+    return make_trainer(folder, algorithm=algorithm, lr=0.0), critic if is_ppo else None
+
+
+def train(algorithm, trainer, critic, rows):
+    return train_on_rollouts(
+        trainer,
+        rows,
+        algorithm=algorithm,
+        rollouts_per_step=ROLLOUTS_PER_STEP,
+        critic=None if critic is None else CriticTraining(critic=critic),
+    )
 
 
 def check(folder, name, seed, variations=VARIATIONS):
     """All variations of one case; only `sample` aggregation may depend on the cut, and must."""
     algorithm = CASES[name]
+    trainer, critic = models_of(folder, name)
     found = list(
         check_invariance(
-            trainer_of(folder, name),
-            functools.partial(train_on_rollouts, algorithm=algorithm, rollouts_per_step=ROLLOUTS_PER_STEP),
+            trainer,
+            functools.partial(train, algorithm),
             synthetic_rollouts(seed),
+            critic=critic,
             variations=variations,
             shares_reward=algorithm.sibling_reward == "sum",
             depends_on_cut=algorithm.loss_aggregation == "sample",

@@ -2,7 +2,7 @@
 
 Invariant: weights never move during a check, so every run starts from the same model. What is compared is
 the gradient and the loss of every optimizer step, of the arithmetic that the caller gives, hooks included.
-Knows the torch trainer and rows; knows no flags.
+Knows the torch trainer and critic, and rows; knows no flags.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from slime.backends.base import StepRow, Trainer
+from slime.backends.base import Critic, StepRow, Trainer, ValueRow
+from slime.backends.torch.critic import TorchCritic
 from slime.backends.torch.trainer import TorchTrainer
 from slime.backends.update import RolloutUpdate
 from slime.errors import ConfigError
@@ -26,9 +27,11 @@ from slime.train.synthetic import Pieces, cut_rollouts
 
 TOLERANCE = 1e-5
 _LEAST_LOSS = 0.1
-Train: TypeAlias = Callable[[Trainer, Sequence[TrainSample]], RolloutUpdate]
-"""The arithmetic under check: all optimizer steps of these rows on that trainer."""
+Train: TypeAlias = Callable[[Trainer, Critic | None, Sequence[TrainSample]], RolloutUpdate]
+"""The arithmetic under check: all optimizer steps of these rows, on a trainer and maybe a critic."""
 Gradient: TypeAlias = Mapping[str, torch.Tensor]
+_Model: TypeAlias = TorchTrainer | TorchCritic
+_Row: TypeAlias = StepRow | ValueRow
 _ROWS = Packing(rows_per_batch=1, trees="off")
 
 
@@ -88,7 +91,7 @@ class Finding:
         gap: largest difference of a step's gradient or loss, relative to its largest entry.
         verdict: ``by definition`` is a difference that the declared aggregation makes.
         offender: the first sample whose part of the gradient is another, and the first value that made it so.
-        field: name of that value in `StepRow`; None where all values agree and the loss itself differs.
+        field: name of that value in `StepRow` or `ValueRow`; None where only the loss itself differs.
     """
 
     variation: Variation
@@ -103,6 +106,7 @@ def check_invariance(
     train: Train,
     samples: Sequence[TrainSample],
     *,
+    critic: TorchCritic | None = None,
     variations: Sequence[Variation] = VARIATIONS,
     shares_reward: bool = False,
     depends_on_cut: bool = False,
@@ -111,7 +115,7 @@ def check_invariance(
     """Train on every variation of `samples` and compare with the rows one by one in their order.
 
     Args:
-        trainer: its learning rate and weight decay are 0, and its gradients are not clipped.
+        trainer, critic: their learning rate is 0, and their gradients are not clipped.
         samples: one row a rollout.
         shares_reward: rows carry parts of the reward (``--sibling-reward sum``).
         depends_on_cut: the declared arithmetic depends on the cut by definition (``sample`` aggregation).
@@ -119,8 +123,9 @@ def check_invariance(
     Raises:
         ConfigError: no step has a gradient, so that nothing could be compared.
     """
-    expected = _run(trainer, train, samples, _ROWS)
-    if not any(float(g.abs().max()) for gradient in expected.gradients for g in gradient.values()):
+    models = (trainer,) if critic is None else (trainer, critic)
+    expected = _run(models, train, samples, _ROWS)
+    if not any(_scale(step.gradient) for step in expected):
         raise ConfigError(
             "the gradient of every step is zero, so there is nothing to compare",
             place="arithmetic",
@@ -137,103 +142,104 @@ def check_invariance(
         )
         if variation.shuffled:
             rng.shuffle(rows)
-        found = _run(trainer, train, rows, variation.packing)
-        gap = max(map(_step_gap, expected.steps(), found.steps()), default=0.0)
+        found = _run(models, train, rows, variation.packing)
+        gap = max(_step_gap(*pair) for pair in zip(expected, found, strict=True))
         if gap <= TOLERANCE:
             yield Finding(variation=variation, gap=gap, verdict="pass")
         elif variation.cuts and depends_on_cut:
             yield Finding(variation=variation, gap=gap, verdict="by definition")
         else:
-            offender, field = _first_offender(trainer, expected, found, variation.packing)
+            offender, field = _first_offender(expected, found, variation.packing)
             yield Finding(variation=variation, gap=gap, verdict="fail", offender=offender, field=field)
 
 
-def gradient_gap(found: Gradient, expected: Gradient) -> float:
-    """Largest difference of two gradients, relative to the largest entry of `expected` unless that is 0."""
-    scale = max(float(g.abs().max()) for g in expected.values()) or 1.0
-    return max(float((found[name] - expected[name]).abs().max()) for name in expected) / scale
-
-
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """What training on one form of the rows gave, step by step."""
+class _Step:
+    """One optimizer step: the model, the rows that it was given, and what came of them."""
 
-    rows: list[list[StepRow]]
-    gradients: list[Gradient]
-    losses: list[float]
-
-    def steps(self) -> Iterator[tuple[Gradient, float]]:
-        return zip(self.gradients, self.losses, strict=True)
+    model: _Model
+    rows: Sequence[_Row]
+    gradient: Gradient
+    loss: float
 
 
 class _Recorder:
-    """A trainer that keeps the rows and the gradient of each step."""
+    """A trainer or critic whose steps are kept."""
 
-    def __init__(self, trainer: TorchTrainer) -> None:
-        self._trainer = trainer
-        self.run = _Run([], [], [])
+    def __init__(self, model: _Model, steps: list[_Step]) -> None:
+        self._model = model
+        self._steps = steps
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._trainer, name)
+        return getattr(self._model, name)
 
-    def step(self, rows: Sequence[StepRow]) -> dict[str, float]:
-        """A step of the trainer, recorded."""
-        metrics = self._trainer.step(rows)
-        self.run.rows.append(list(rows))
-        self.run.gradients.append(_gradient(self._trainer))
-        self.run.losses.append(metrics["loss"])
+    def step(self, rows: Sequence[Any]) -> dict[str, float]:
+        """A step of the model, recorded."""
+        metrics = self._model.step(rows)
+        loss = metrics["loss"] if "loss" in metrics else metrics["value_loss"]
+        self._steps.append(_Step(self._model, rows, _gradient(self._model), loss))
         return metrics
 
 
-def _run(trainer: TorchTrainer, train: Train, rows: Sequence[TrainSample], packing: Packing) -> _Run:
-    trainer.pack_as(packing)
-    recorder = _Recorder(trainer)
-    train(recorder, rows)
-    return recorder.run
+def _run(
+    models: Sequence[_Model], train: Train, rows: Sequence[TrainSample], packing: Packing
+) -> list[_Step]:
+    steps: list[_Step] = []
+    for model in models:
+        model.pack_as(packing)
+    actor, *critics = (_Recorder(model, steps) for model in models)
+    train(actor, critics[0] if critics else None, rows)
+    return steps
 
 
-def _gradient(trainer: TorchTrainer) -> Gradient:
+def _gradient(model: _Model) -> Gradient:
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        for name, parameter in trainer.named_parameters()
+        for name, parameter in model.named_parameters()
     }
 
 
-def _step_gap(expected: tuple[Gradient, float], found: tuple[Gradient, float]) -> float:
-    loss = abs(found[1] - expected[1]) / max(abs(expected[1]), _LEAST_LOSS)
-    return max(gradient_gap(found[0], expected[0]), loss)
+def _scale(gradient: Gradient) -> float:
+    return max(float(g.abs().max()) for g in gradient.values())
+
+
+def _distance(left: Gradient, right: Gradient) -> float:
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def _step_gap(expected: _Step, found: _Step) -> float:
+    """Largest difference of gradient or loss; absolute where the gradient is 0."""
+    loss = abs(found.loss - expected.loss) / max(abs(expected.loss), _LEAST_LOSS)
+    return max(_distance(found.gradient, expected.gradient) / (_scale(expected.gradient) or 1.0), loss)
 
 
 def _first_offender(
-    trainer: TorchTrainer, expected: _Run, found: _Run, packing: Packing
+    expected: Sequence[_Step], found: Sequence[_Step], packing: Packing
 ) -> tuple[str, str | None]:
     """The first rollout whose part of the gradient is another; its sample and value, in words."""
-    for whole, cut, gradient in zip(expected.rows, found.rows, expected.gradients, strict=True):
-        scale = max(float(g.abs().max()) for g in gradient.values())
-        for rollout in sorted({row.sample.rollout_id for row in whole}):
-            before, after = (_of_rollout(rows, rollout) for rows in (whole, cut))
-            left = _part_of(trainer, before, _ROWS)
-            right = _part_of(trainer, after, packing)
-            distance = max(float((left[name] - right[name]).abs().max()) for name in left)
-            if distance > TOLERANCE * scale:
+    for whole, cut in zip(expected, found, strict=True):
+        for rollout in sorted({row.sample.rollout_id for row in whole.rows}):
+            before, after = (_of_rollout(step.rows, rollout) for step in (whole, cut))
+            left, right = _part_of(whole.model, before, _ROWS), _part_of(cut.model, after, packing)
+            if _distance(left, right) > TOLERANCE * _scale(whole.gradient):
                 return _first_difference(before, after)
     return "no rollout alone: the loss depends on which rollouts are computed together", None
 
 
-def _of_rollout(rows: Sequence[StepRow], rollout: int) -> list[StepRow]:
+def _of_rollout(rows: Sequence[_Row], rollout: int) -> list[_Row]:
     return sorted((row for row in rows if row.sample.rollout_id == rollout), key=lambda row: row.sample.index)
 
 
-def _part_of(trainer: TorchTrainer, rows: Sequence[StepRow], packing: Packing) -> Gradient:
-    trainer.pack_as(packing)
-    trainer.step(rows)
-    return _gradient(trainer)
+def _part_of(model: _Model, rows: Sequence[Any], packing: Packing) -> Gradient:
+    model.pack_as(packing)
+    model.step(rows)
+    return _gradient(model)
 
 
-def _first_difference(before: Sequence[StepRow], after: Sequence[StepRow]) -> tuple[str, str | None]:
+def _first_difference(before: Sequence[_Row], after: Sequence[_Row]) -> tuple[str, str | None]:
     """The first value of a trained token that differs between two forms of a rollout."""
     place = f"rollout {before[0].sample.rollout_id}, sample"
-    for field in dataclasses.fields(StepRow):
+    for field in dataclasses.fields(before[0]):
         if field.name in ("sample", "stale"):
             continue
         pairs = itertools.zip_longest(_line(before, field.name), _line(after, field.name))
@@ -246,7 +252,7 @@ def _first_difference(before: Sequence[StepRow], after: Sequence[StepRow]) -> tu
     return f"{place} {after[0].sample.index}: its loss, from equal values", None
 
 
-def _line(rows: Sequence[StepRow], name: str) -> Iterator[tuple[int, float | None]]:
+def _line(rows: Sequence[_Row], name: str) -> Iterator[tuple[int, float | None]]:
     """Sample index and value of each trained token."""
     for row in rows:
         value = getattr(row, name)

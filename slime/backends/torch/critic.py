@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from slime.backends.torch.value_model import load_value_model
 from slime.config.sections import CriticConfig, ModelConfig, TrainConfig
 from slime.errors import ConfigError, DataError
 from slime.train.batch import TrainSample
+from slime.train.packing import Packing
 from slime.train.value_loss import value_losses
 from slime.utils.processing_utils import load_tokenizer
 
@@ -124,6 +126,10 @@ class TorchCritic:
             "skipped_step": float(outcome.skipped),
             "tokens": float(sum(row.sample.trained_tokens for row in rows)),
         }
+
+    def pack_as(self, packing: Packing) -> None:
+        """Pack otherwise from now on: another speed and memory, the same loss."""
+        self._batches = replace(self._batches, packing=packing)
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer, schedule position and RNG state; see `TrainingState.save`."""

@@ -314,6 +314,11 @@ def test_what_does_not_fit_is_an_error_that_names_it(tiny_dir, tmp_path):
         with pytest.raises(DataError, match=message) as caught:
             critic.step([bad])
         assert "sample 4" in str(caught.value)
+    with pytest.raises(DataError, match="no token before"):
+        critic.values([replace(sample, tokens=sample.tokens[-size:])])
+    small = tiny_model_dir(tmp_path / "small", vocab_size=100)
+    with pytest.raises(ModelError, match="knows 100 tokens, the actor's tokenizer has 259"):
+        make_critic(tiny_dir, critic={"load": str(small)})
     make_trainer(tiny_dir).save(tmp_path / "actor")
     with pytest.raises(CheckpointError, match="of another model"):
         critic.load(tmp_path / "actor")

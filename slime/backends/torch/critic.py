@@ -17,6 +17,7 @@ import torch
 from slime.backends.base import ValueRow
 from slime.backends.torch.batches import MicroBatches, loss_request, row_flops
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
+from slime.backends.torch.forest import Request
 from slime.backends.torch.optim import Optimizer
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
@@ -24,7 +25,7 @@ from slime.backends.torch.sharding import sharded, whole
 from slime.backends.torch.state import TrainingState
 from slime.backends.torch.value_model import load_value_model
 from slime.config.sections import CriticConfig, ModelConfig, TrainConfig
-from slime.errors import ConfigError, DataError
+from slime.errors import ConfigError, DataError, ModelError
 from slime.train.batch import TrainSample
 from slime.train.packing import Packing
 from slime.train.value_loss import value_losses
@@ -53,7 +54,7 @@ class TorchCritic:
             total_steps, device, ranks: as in `TorchTrainer`.
 
         Raises:
-            ModelError: a model folder cannot be used.
+            ModelError: a model folder cannot be used, or the critic does not know the actor's tokens.
             ConfigError: a dynamic batch size without a budget, no model, or no such device.
         """
         folder = critic.load or model.hf_checkpoint
@@ -63,6 +64,13 @@ class TorchCritic:
         self._clip = value_clip
         self._tokenizer = load_tokenizer(model.hf_checkpoint)
         self._model = load_value_model(folder, precision=train.train_precision, device=device)
+        known, asked = self._model.body.get_input_embeddings().num_embeddings, len(self._tokenizer)
+        if known < asked:
+            raise ModelError(
+                f"it knows {known} tokens, the actor's tokenizer has {asked}",
+                place=f"--critic-load {folder}",
+                remedy="name a model with the actor's tokenizer",
+            )
         if train.gradient_checkpointing:
             recompute_layers(self._model.body)
         self._ranks = ranks
@@ -84,8 +92,12 @@ class TorchCritic:
         yield from self._model.module.named_parameters()
 
     def values(self, samples: Sequence[TrainSample]) -> list[list[float]]:
-        """Values of the states before the trained tokens; see `Critic.values`."""
-        requests = [(i, loss_request(sample)) for i, sample in enumerate(samples) if sample.trained_tokens]
+        """Values of the states before the trained tokens; see `Critic.values`.
+
+        Raises:
+            DataError: a sample whose response has no token before it.
+        """
+        requests = [(i, _request(sample)) for i, sample in enumerate(samples) if sample.trained_tokens]
         found: dict[int, list[float]] = {}
         with torch.no_grad():
             for members, batch in self._batches.pack(requests):
@@ -107,7 +119,7 @@ class TorchCritic:
         _check_rows(rows)
         self._optimizer.zero_grad()
         sums: dict[str, float] = defaultdict(float)
-        for members, batch in self._batches.pack([(i, loss_request(r.sample)) for i, r in enumerate(rows)]):
+        for members, batch in self._batches.pack([(i, _request(r.sample)) for i, r in enumerate(rows)]):
             chosen = [rows[i] for i in members]
             weight = self._column(chosen, [[row.weight] * row.sample.response_length for row in chosen])
             losses, metrics = value_losses(
@@ -171,6 +183,13 @@ class TorchCritic:
         return torch.tensor(flat, dtype=torch.float32, device=self._model.device)
 
 
+def _request(sample: TrainSample) -> Request:
+    """Asks for the tokens that train, each of which needs a state before it."""
+    if not sample.prompt_length:
+        raise DataError("the response has no token before it", place=f"sample {sample.index}")
+    return loss_request(sample)
+
+
 def _total(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of all ranks, some of which may have had no rows."""
     names = dict.fromkeys(name for rank in sums for name in rank)
@@ -180,8 +199,6 @@ def _total(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _check_rows(rows: Sequence[ValueRow]) -> None:
     for row in rows:
         sample = row.sample
-        if not sample.prompt_length:
-            raise DataError("the response has no token before it", place=f"sample {sample.index}")
         lists = {"loss_mask": sample.loss_mask, "returns": row.returns, "old_values": row.old_values}
         for name, values in lists.items():
             if len(values) != sample.response_length:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from slime.backends.base import StepRow, Trainer
+from slime.backends.checks import check_groups, check_trains
 from slime.backends.critic_update import CriticTraining, train_critic, values_before
 from slime.backends.factors import Factors, needs_trainer_log_probs, step_factors
 from slime.backends.hooks import NO_HOOKS, TrainHooks
 from slime.backends.rollout_data import hooked_inputs
 from slime.config.sections import AlgorithmConfig
-from slime.errors import DataError, RolloutFailedError
+from slime.errors import DataError
 from slime.train.advantages import Estimator, TokenAdvantages, TokenInputs, estimator_name, token_advantages
 from slime.train.aggregate import Aggregation, row_weights
 from slime.train.batch import TrainSample
@@ -75,16 +76,15 @@ def train_on_rollouts(
 
     Raises:
         RolloutFailedError: no sample votes.
-        RewardError, DataError: a sample that cannot be trained, by name.
+        RewardError, DataError: a sample that cannot be trained, by name; or nothing of the batch can.
         HookError: one of `hooks` raised or broke its contract.
     """
     if algorithm.loss_type == "sft_loss":
         return _train_on_conversations(trainer, samples, algorithm, rollouts_per_step)
     if algorithm.sibling_reward == "sum":
         samples = sum_sibling_rewards(samples)
+    check_trains(samples)
     steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
-    if not steps:
-        raise RolloutFailedError("no sample of the rollout can train: all failed or were removed")
     newest = max(sample.policy_version for sample in samples)
     stale = frozenset(s.index for s in _flat(steps) if s.policy_version < newest and s.trained_tokens)
     before = _log_probs(trainer, _rows_to_score(steps, stale, algorithm, hooks), reference=False)
@@ -111,6 +111,7 @@ def train_on_rollouts(
         if critic.alone:
             return RolloutUpdate(steps=[], rollout=rollout, critic_steps=critic_steps)
     advantages = {index: tuple(values.tolist()) for index, values in found.advantages.items()}
+    check_groups(samples, advantages, algorithm)
     metrics = []
     for step, weight in zip(steps, weights, strict=True):
         ratios = _sequence_ratios(trainer, step, old) if _needs_sequence_ratio(algorithm) else {}
@@ -125,9 +126,8 @@ def _train_on_conversations(
     trainer: Trainer, samples: Sequence[TrainSample], algorithm: AlgorithmConfig, rollouts_per_step: int
 ) -> RolloutUpdate:
     """Supervised fine-tuning: every trained token has the advantage 1, and the policy is its own old one."""
+    check_trains(samples)
     steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
-    if not steps:
-        raise RolloutFailedError("no sample can train: all were removed")
     ones = {sample.index: tuple(map(float, sample.loss_mask)) for sample in _flat(steps)}
     metrics = [
         trainer.step(_step_rows(step, ones, {}, {}, {}, frozenset(), _weights(step, algorithm), {}))

@@ -78,7 +78,8 @@ class Collector:
             raise RolloutFailedError(
                 f"{len(self.seen)} prompts gave only {self.standing()}",
                 place=f"rollout step {self.step}",
-                remedy="the prompts are too easy, too hard or failing for this model; see filter and reward",
+                remedy="the prompts are too easy, too hard or failing for this model; see the reward, and "
+                "--dynamic-sampling-filter-path where groups were dropped by a filter",
             )
 
     def standing(self) -> str:

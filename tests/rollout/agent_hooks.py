@@ -5,6 +5,7 @@ import copy
 import sys
 import threading
 
+from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.sglang_rollout import generate, generate_and_rm
 from slime.utils.types import Sample
 
@@ -285,3 +286,7 @@ async def moody_reward(args, sample, **kwargs):
     if fault == 43:
         await asyncio.sleep(3600)
     return float(sample.index % 2)
+
+
+def drop_every_group(args, group, **kwargs):
+    return DynamicFilterOutput(keep=False, reason="dull")

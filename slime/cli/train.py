@@ -14,12 +14,13 @@ import yaml
 
 from slime.config import Config, load_config
 from slime.config.plan import Plan, evaluation_steps, old_log_probs
-from slime.errors import ConfigError
+from slime.errors import ConfigError, ModelError
 from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
 from slime.observability.report import report_lines
 from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers, drop_rows
 from slime.ray.checkpoints import Checkpoint, Found, find, refuse_later_steps
 from slime.rollout.hooks import check_hooks
+from slime.train.memory import estimate_memory
 from slime.utils.data import count_rows
 from slime.utils.eval_config import build_eval_dataset_configs
 
@@ -120,7 +121,27 @@ def _find_checkpoint(config: Config) -> Found:
 def _preamble(config: Config, plan: Plan, found: Found) -> list[str]:
     warnings = [f"warning: {p.flag}: {p.message} ({p.remedy})" for p in config.warnings]
     old = old_log_probs(config.algorithm, plan.optimizer_steps_per_rollout_step)
-    return [*plan.lines(), f"old log-probs           {old}", *found.lines(), *warnings]
+    return [*plan.lines(), f"old log-probs           {old}", *_memory(config), *found.lines(), *warnings]
+
+
+def _memory(config: Config) -> list[str]:
+    """What the trainer will need, or why that is not known; it never stops a run."""
+    algorithm, model, rollout = config.algorithm, config.model, config.rollout
+    if config.run.debug_rollout_only or model.hf_checkpoint is None:
+        return []
+    base_is_reference = config.train.lora_rank and model.ref_load in (None, model.hf_checkpoint)
+    prompt, response = rollout.rollout_max_prompt_len, rollout.rollout_max_response_len
+    both = prompt + response if prompt and response else None
+    try:
+        estimate = estimate_memory(
+            Path(model.hf_checkpoint),
+            config.train,
+            has_reference=bool(algorithm.use_kl_loss or algorithm.kl_coef) and not base_is_reference,
+            longest_row=rollout.rollout_max_context_len or both,
+        )
+    except ModelError as error:
+        return [f"memory of the trainer   not known: {error.message} ({error.place})"]
+    return [f"memory of the trainer   {estimate.line()}"]
 
 
 @contextmanager

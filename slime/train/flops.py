@@ -80,7 +80,7 @@ class ModelShape:
             projections, pairs = self._grouped_query()
         else:
             projections, pairs = self._latent(self.latent)
-        feed_forward = 6 * self.hidden * self._ffn_of_all_layers()
+        feed_forward = 6 * self.hidden * self.ffn_of_all_layers()
         head = 2 * self.hidden * self.vocabulary
         return SampleFlops(
             linear=self.layers * projections + feed_forward + head, quadratic=self.layers * pairs
@@ -103,7 +103,8 @@ class ModelShape:
         out = 2 * self.heads * latent.v_head_dim * self.hidden
         return query + down + up + out, self.heads * (key + latent.v_head_dim)
 
-    def _ffn_of_all_layers(self) -> int:
+    def ffn_of_all_layers(self) -> int:
+        """Widths of the feed-forwards that a token passes, summed over the layers."""
         if self.experts is None:
             return self.layers * self.ffn
         routed = self.experts.ffn * self.experts.per_token + self.experts.shared_ffn

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from slime.backends.torch.logprob import Head, LogitOptions, default_chunk, token_log_probs
+from slime.backends.torch.logprob import Head, LogitOptions, token_log_probs
 
 POSITIONS = torch.tensor([0, 0, 1, 3, 3, 4, 6])
 TARGETS = torch.tensor([3, 5, 0, 1, 2, 9, 4])
@@ -55,8 +55,3 @@ def test_bfloat16_products_stay_close():
     log_probs.sum().backward()
     assert log_probs.dtype == entropy.dtype == hidden.grad.dtype == weight.grad.dtype == torch.float32
     torch.testing.assert_close(log_probs, plain(hidden, Head(weight), 1.0)[0], rtol=0.05, atol=0.1)
-
-
-def test_default_chunk_bounds_memory():
-    assert default_chunk(49152) * 49152 * 4 <= 256 * 2**20
-    assert default_chunk(10**9) == 64

@@ -234,3 +234,11 @@ def test_a_group_is_learned(tiny_dir):
     for _ in range(4):
         train_on_rollouts(trainer, samples, algorithm=AlgorithmConfig(), rollouts_per_step=6)
     assert sum(flat(trainer.log_probs(samples[:1]))) > sum(before)
+
+
+def test_bfloat16_products_train_adapters(tiny_dir):
+    trainer = lora_trainer(tiny_dir, train_precision="bfloat16")
+    exact = lora_trainer(tiny_dir)
+    run(trainer, [0])
+    run(exact, [0])
+    assert relative_gap(gradients(trainer), gradients(exact)) < 0.05

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-# 256 MiB of float32 logits by default.
-_CHUNK_BYTES = 256 * 2**20
 # Elementwise passes go over a few rows of the chunk at a time, which stay in cache.
 _PASS_ELEMENTS = 2**19
 
@@ -43,11 +41,6 @@ class LogitOptions:
     temperature: float
     chunk: int
     dtype: torch.dtype
-
-
-def default_chunk(vocabulary: int) -> int:
-    """Positions whose float32 logits take the default chunk memory."""
-    return max(64, _CHUNK_BYTES // (4 * vocabulary))
 
 
 def token_log_probs(

@@ -7,6 +7,7 @@ Knows a module and its adapters; knows no optimizer, no loss and no engine.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,6 +37,8 @@ class LoraAdapters:
         self._module = module
         self._model = _attach(module, config)
         self._layers = _layers(module)
+        for layer in self._layers.values():
+            layer.forward = functools.partial(_forward, layer)
         self._config = config
 
     def base_weights(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -150,6 +153,19 @@ def _layers(module: Any) -> dict[str, Any]:
                 remedy="name linear layers inside the decoder, or all-linear",
             )
     return found
+
+
+def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """What peft's layer computes, [..., out], in place: its own makes three more such tensors."""
+    output: torch.Tensor = layer.base_layer(inputs)
+    if layer.disable_adapters:
+        return output
+    narrow = layer.lora_A[_ADAPTER](inputs).to(output.dtype)
+    wide = _b(layer).to(output.dtype)
+    output.view(-1, wide.shape[0]).addmm_(
+        narrow.view(-1, wide.shape[1]), wide.t(), alpha=layer.scaling[_ADAPTER]
+    )
+    return output
 
 
 def _merge(layer: Any) -> torch.Tensor:

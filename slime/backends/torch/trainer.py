@@ -24,7 +24,6 @@ from slime.backends.torch.batches import MicroBatches, loss_request, response_re
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
 from slime.backends.torch.custom_loss import CustomLoss, LogitsOf
 from slime.backends.torch.forest import PackedBatch
-from slime.backends.torch.logprob import default_chunk
 from slime.backends.torch.lora import LoraAdapters
 from slime.backends.torch.memory import keep_heap
 from slime.backends.torch.model import CausalModel, load_model
@@ -38,6 +37,7 @@ from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
 from slime.errors import ConfigError
 from slime.train.batch import TrainSample
 from slime.train.kl import kl_type
+from slime.train.memory import default_chunk
 from slime.train.packing import Packing
 from slime.train.policy_loss import PolicyLoss, Surrogate, policy_losses
 from slime.utils.processing_utils import load_tokenizer

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -125,23 +126,30 @@ def _preamble(config: Config, plan: Plan, found: Found) -> list[str]:
 
 
 def _memory(config: Config) -> list[str]:
-    """What the trainer will need, or why that is not known; it never stops a run."""
+    """What the trainer and a critic will need, or why that is not known; it never stops a run."""
     algorithm, model, rollout = config.algorithm, config.model, config.rollout
     if config.run.debug_rollout_only or model.hf_checkpoint is None:
         return []
     base_is_reference = config.train.lora_rank and model.ref_load in (None, model.hf_checkpoint)
     prompt, response = rollout.rollout_max_prompt_len, rollout.rollout_max_response_len
-    both = prompt + response if prompt and response else None
+    longest = rollout.rollout_max_context_len or (prompt + response if prompt and response else None)
+    has_kl = bool(algorithm.use_kl_loss or algorithm.kl_coef)
     try:
-        estimate = estimate_memory(
+        trainer = estimate_memory(
             Path(model.hf_checkpoint),
             config.train,
-            has_reference=bool(algorithm.use_kl_loss or algorithm.kl_coef) and not base_is_reference,
-            longest_row=rollout.rollout_max_context_len or both,
+            has_reference=has_kl and not base_is_reference,
+            longest_row=longest,
         )
+        lines = [f"memory of the trainer   {trainer.line()}"]
+        if config.has_critic:
+            folder = Path(config.critic.load or model.hf_checkpoint)
+            whole = replace(config.train, lora_rank=0)
+            critic = estimate_memory(folder, whole, has_reference=False, longest_row=longest)
+            lines.append(f"memory of the critic    {replace(critic, logits=0).line()}")
     except ModelError as error:
         return [f"memory of the trainer   not known: {error.message} ({error.place})"]
-    return [f"memory of the trainer   {estimate.line()}"]
+    return lines
 
 
 @contextmanager

@@ -109,3 +109,4 @@ def test_a_folder_that_holds_another_run(world):
 def test_a_dry_run_prints_the_plan_and_stops(world):
     text = world.train("dry", dry_run=True)
     assert "optimizer step" in text and not (world.folder / "dry").exists()
+    assert "memory of the trainer   about" in text and "2,048 tokens in a micro-batch" in text

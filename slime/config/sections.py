@@ -317,6 +317,19 @@ class TrainConfig:
     balance_data: bool = flag(
         True, "deal rows to train processes by FLOPs (off: in equal numbers, by rollout)", "tri"
     )
+    actor_num_nodes: int = flag(1, "machines that train", "int", at_least=1)
+    actor_num_gpus_per_node: int = flag(
+        1, "train processes of each machine: one a GPU, or on CPU where there is none", "int", at_least=1
+    )
+    distributed_timeout_minutes: int = flag(
+        10, "how long a train process waits for another before the run ends", "int", at_least=1
+    )
+    tensor_model_parallel_size: int = flag(
+        1,
+        "train processes that share one row; more than 1 is not supported by the torch trainer",
+        "int",
+        at_least=1,
+    )
     balance_by_flops: bool = flag(
         True, "even out the micro-batches of a train process by FLOPs (off: by tokens)", "tri"
     )

@@ -212,6 +212,10 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             not train.use_dynamic_batch_size,
             "a static batch (no --use-dynamic-batch-size)",
         ),
+        *(
+            (dest, train.actor_num_gpus_per_node > 1, "--actor-num-gpus-per-node 2 or more")
+            for dest in ("balance_data", "balance_by_flops", "distributed_timeout_minutes")
+        ),
         ("min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("lr_decay_iters", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
         ("save_interval", bool(config.model.save or config.model.save_hf or config.critic.save), "--save"),
@@ -316,6 +320,31 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "--eval-prompt-data",
             f"takes pairs of name and path, got {len(pairs)} words",
             "name path name path",
+        )
+
+
+def _parallel(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    train = config.train
+    if train.actor_num_nodes > 1:
+        yield Problem(
+            "--actor-num-nodes",
+            "the torch trainer runs on one machine",
+            "use --actor-num-gpus-per-node",
+        )
+    if train.tensor_model_parallel_size > 1:
+        yield Problem(
+            "--tensor-model-parallel-size",
+            "the torch trainer spreads rows and parameters over processes, but not the products of one row",
+            "--actor-num-gpus-per-node spreads the parameters",
+        )
+    rollouts = rollouts_per_optimizer_step(config.data)
+    if 0 < rollouts < train.actor_num_gpus_per_node:
+        yield Problem(
+            "--actor-num-gpus-per-node",
+            f"a step has {rollouts} rollouts, so some of the {train.actor_num_gpus_per_node} train processes "
+            "have none",
+            "fewer processes, or a larger --global-batch-size",
+            warning=True,
         )
 
 
@@ -442,6 +471,7 @@ CHECKS: tuple[Check, ...] = (
     _unused,
     _incomplete,
     _adapters,
+    _parallel,
     _cannot_learn,
     _doubtful,
 )

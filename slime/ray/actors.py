@@ -21,6 +21,7 @@ from slime.ray.checkpoints import TRAINER, Checkpoint
 from slime.ray.environment import actor_options
 from slime.ray.startup_check import check_log_probs
 from slime.ray.supervision import StopFlag, StopRequested, Supervisor
+from slime.ray.train_group import TrainGroup
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
 from slime.utils.parts import Part
@@ -80,14 +81,21 @@ class Actors:
             self._engine = self._actor("engine", "slime.ray.engine_actor.EngineActor", 2, config, log)
             engine = self._engine.start.remote()
         if self.trains:
-            self._trainer = self._actor("trainer", "slime.ray.train_actor.TrainActor", 2, config, plan)
-            weights = self._trainer.start.remote()
+            self._trainer = TrainGroup(config, plan, self._actor)
+            weights = self._trainer.call("start", self._meeting(self._trainer))
         self._wait_at_start("start of the rollout manager", manager)
         if self._engine is not None:
             url = self._wait_at_start("start of the engine", engine)
             self._wait_at_start("connection to the engine", self._manager.connect.remote(url))
         if self._trainer is not None:
             self._weights_file = self._wait_at_start("start of the trainer", weights)
+
+    def _meeting(self, group: TrainGroup) -> int | None:
+        """The port where the ranks of the trainer meet; None for one."""
+        if len(group.actors) == 1:
+            return None
+        port: int = self._wait_at_start("meeting of the train processes", group.first.meet.remote())
+        return port
 
     def _actor(self, name: str, path: str, threads: int, *arguments: Any) -> Any:
         """Make an actor of the class at `path`, and watch it; `watch` takes one of its `threads`."""
@@ -104,15 +112,15 @@ class Actors:
         first = plan.first_rollout_step
         if self._trainer is not None:
             restart_at = None if first == checkpoint.next_step else first
-            call = self._trainer.load.remote(str(checkpoint.trainer), restart_at)
+            call = self._trainer.call("load", str(checkpoint.trainer), restart_at)
             self._wait_at_start("loading the checkpoint", call)
         if not self._config.reads_dumps and (self.generates or self._config.learns_from_data):
             self._wait_at_start("loading the data position", self._manager.load.remote(first - 1))
 
     def _check_log_probs(self) -> str:
         samples = self._wait_at_start("probe of the engine", self._manager.probe.remote())
-        values = self._wait_at_start("log-probs of the probe", self._trainer.log_probs.remote(samples))
-        precision = self._wait_at_start("precision", self._trainer.precision.remote())
+        values = self._wait_at_start("log-probs of the probe", self._trainer.call("log_probs", samples))
+        precision = self._wait_at_start("precision", self._trainer.first.precision.remote())
         return check_log_probs(samples, values, {precision, self._config.engine.dtype})
 
     def generate(self, step: int, on_progress: Callable[[int], None]) -> RolloutBatch:
@@ -139,7 +147,7 @@ class Actors:
         """All optimizer steps of a rollout step; the engine holds still meanwhile."""
         if self._engine is not None:
             self._wait("hold of the engine", self._engine.hold.remote())
-        update: RolloutUpdate = self._wait("training", self._trainer.train.remote(step, samples))
+        update: RolloutUpdate = self._wait("training", self._trainer.call("train", step, samples))
         return update
 
     def synchronise(self, version: int) -> dict[str, float]:
@@ -157,16 +165,16 @@ class Actors:
         A process writes below its folder what it wants and declares it (`slime.utils.parts.declare`), when it
         is on the disk; the manifest of the step then lists the parts of all.
         """
-        parts: list[Part] = self._wait("saving", self._trainer.save.remote(str(step_folder / TRAINER)))
+        parts: list[Part] = self._wait("saving", self._trainer.call("save", str(step_folder / TRAINER)))
         return parts
 
     def save_hf(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
-        self._wait("export", self._trainer.save_hf.remote(str(folder)))
+        self._wait("export", self._trainer.call("save_hf", str(folder)))
 
     def save_critic(self, folder: Path) -> None:
         """Write a Hugging Face folder of the critic."""
-        self._wait("export of the critic", self._trainer.save_critic.remote(str(folder)))
+        self._wait("export of the critic", self._trainer.call("save_critic", str(folder)))
 
     def save_data_position(self, step: int) -> list[Part]:
         """Write the data source's state after `step`; returns its files."""
@@ -183,7 +191,8 @@ class Actors:
         import ray
 
         self._supervisor.unwatch_all()
-        actors = [actor for actor in (self._manager, self._engine, self._trainer) if actor is not None]
+        actors = [actor for actor in (self._manager, self._engine) if actor is not None]
+        actors += self._trainer.actors if self._trainer is not None else []
         for actor in actors:
             ray.wait([actor.stop.remote()], timeout=STOP_SECONDS)
         for actor in actors:
@@ -193,4 +202,7 @@ class Actors:
         return self._wait(name, reference, can_give_up=True)
 
     def _wait(self, name: str, reference: Any, **options: Any) -> Any:
+        """The result of a call; of a call of all train processes, what the first of them gave."""
+        if isinstance(reference, dict):
+            return self._supervisor.wait_all(name, reference, self._deadline, **options)[0]
         return self._supervisor.wait(name, reference, self._deadline, **options)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from slime.errors import ActorDiedError, DeadlineError, SlimeError
+from slime.errors import ActorDiedError, DeadlineError, RankLostError, SlimeError
 
 
 class StopRequested(Exception):  # noqa: N818 - a request, not an error
@@ -43,6 +43,10 @@ class StopFlag:
                 signal.signal(number, handler)
 
 
+GRACE_SECONDS = 5.0
+"""What the others of a group get to fail too, so that the one that began it is found."""
+
+
 class Supervisor:
     """Waits for results while it watches every actor of the run.
 
@@ -64,31 +68,44 @@ class Supervisor:
         """Stop watching: the actors are about to be stopped on purpose."""
         self._watches.clear()
 
-    def wait(
+    def wait(self, name: str, reference: Any, deadline: float, **options: Any) -> Any:
+        """The result of `reference`; see `wait_all`."""
+        return self.wait_all(name, {"": reference}, deadline, **options)[0]
+
+    def wait_all(
         self,
         name: str,
-        reference: Any,
+        references: Mapping[str, Any],
         deadline: float,
         *,
         can_give_up: bool = False,
         on_tick: Callable[[], None] | None = None,
-    ) -> Any:
-        """The result of `reference`.
+    ) -> list[Any]:
+        """The results of one call of several processes that work together, by their order.
+
+        Args:
+            references: by the name of the process.
 
         Raises:
-            SlimeError: the call's own error, or ActorDiedError when a watched actor ends.
+            SlimeError: the call's own error, of the process that began it, or ActorDiedError when a watched
+                actor ends.
             DeadlineError: not done after `deadline` seconds.
             StopRequested: a stop was requested and `can_give_up`.
         """
         import ray
 
         started = time.monotonic()
-        while True:
-            done, _ = ray.wait([reference, *self._watches], num_returns=1, timeout=self._poll)
-            if reference in done:
-                return _result(name, reference)
-            if done:
-                self._report_death(done[0])
+        pending = {reference: process for process, reference in references.items()}
+        results: dict[str, Any] = {}
+        while pending:
+            done, _ = ray.wait([*pending, *self._watches], num_returns=1, timeout=self._poll)
+            for reference in done:
+                if reference not in pending:
+                    self._report_death(reference)
+                process = pending.pop(reference)
+                results[process] = self._result_or_cause(name, process, reference, pending)
+            if not pending:
+                break
             if can_give_up and self._stop.requested:
                 raise StopRequested(name)
             if time.monotonic() - started > deadline:
@@ -98,11 +115,53 @@ class Supervisor:
                 )
             if on_tick is not None:
                 on_tick()
+        return [results[process] for process in references]
+
+    def _result_or_cause(self, name: str, process: str, reference: Any, pending: dict[Any, str]) -> Any:
+        try:
+            return _result(_named(name, process), reference)
+        except SlimeError as error:
+            raise self._cause(name, {process: error}, pending) from None
+
+    def _cause(self, name: str, failures: dict[str, SlimeError], pending: dict[Any, str]) -> SlimeError:
+        """The failure that made the others fail, of processes that wait for each other.
+
+        A process that lost contact with another is not the cause: it is the one that died, that failed of
+        itself, or that has not come to where the others gave up waiting for it.
+        """
+        import ray
+
+        until = time.monotonic() + GRACE_SECONDS
+        while pending and time.monotonic() < until:
+            done, _ = ray.wait([*pending, *self._watches], num_returns=1, timeout=self._poll)
+            for reference in done:
+                if reference not in pending:
+                    self._report_death(reference)
+                process = pending.pop(reference)
+                try:
+                    _result(_named(name, process), reference)
+                except SlimeError as error:
+                    failures[process] = error
+        causes = [failure for failure in failures.values() if not isinstance(failure, RankLostError)]
+        if causes:
+            return causes[0]
+        first = next(iter(failures.values()))
+        if not pending:
+            return first
+        return ActorDiedError(
+            f"did not come to where the others waited for it during {name}; they gave up: {first.message}",
+            place=", ".join(pending.values()),
+            remedy=first.remedy,
+        )
 
     def _report_death(self, reference: Any) -> None:
         name = self._watches[reference]
         how = _result(name, reference)
         raise ActorDiedError(str(how), place=name)
+
+
+def _named(name: str, process: str) -> str:
+    return f"{name}, {process}" if process else name
 
 
 def _result(name: str, reference: Any) -> Any:

@@ -1,12 +1,13 @@
 """The trainer as an actor: one model under training whose weights lie in memory that the engine maps.
 
-On CPU the parameters live there themselves; what lives elsewhere (another device, a base with adapters) is
-copied there after each change.
+Alone on CPU the parameters live there themselves; what lives elsewhere (another device, a base with adapters,
+shards of several ranks) is copied there after each change.
 Invariant: weights change only inside `train` and `load`, between the engine's `hold` and `update`.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import threading
 import time
@@ -14,11 +15,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime.backends.base import Critic, Trainer
+import torch
+
+from slime.backends.base import Critic
 from slime.backends.critic_update import CriticTraining
 from slime.backends.hooks import TrainHooks, load_hooks
+from slime.backends.torch.ranks import (
+    LOOPBACK,
+    Ranks,
+    find_store,
+    join,
+    local_device,
+    naming_lost_ranks,
+    open_store,
+)
 from slime.backends.update import RolloutUpdate, train_on_rollouts
 from slime.config import Config
 from slime.config.plan import Plan
@@ -27,6 +39,9 @@ from slime.rollout.hooks import load_hook
 from slime.serving.weights.shared import SharedWeights
 from slime.train.batch import TrainSample
 from slime.utils.parts import Part, declare, files_below
+
+if TYPE_CHECKING:
+    from slime.backends.torch.trainer import TorchTrainer
 
 Result = TypeVar("Result")
 CRITIC = "critic"
@@ -42,28 +57,50 @@ def on_one_thread(method: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Result:
-        result: Result = self.compute.submit(method, self, *args, **kwargs).result()
+        with naming_lost_ranks(self.ranks, method.__name__):
+            result: Result = self.compute.submit(method, self, *args, **kwargs).result()
         return result
 
     return run
 
 
 class TrainActor:
-    """Holds a `Trainer` and the file that its weights live in."""
+    """One rank of a `Trainer`; the first of them holds the file that the weights live in.
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    All ranks get the same calls. What only one can give, the first gives.
+    """
+
+    def __init__(self, config: Config, plan: Plan, rank: int = 0) -> None:
+        size = config.train.actor_num_gpus_per_node
+        self.ranks = Ranks(rank, size)
         self.compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slime-train")
         self._config = config
         self._plan = plan
         self._stopped = threading.Event()
+        self._weights: SharedWeights | None = None
+
+    def meet(self) -> int:
+        """Open the place where the ranks meet, on loopback; returns its port."""
+        self._store = open_store(LOOPBACK, self.ranks.size, self._timeout)
+        return self._store.port
 
     @on_one_thread
-    def start(self) -> str:
-        """Load the model; returns the path under which an engine on this machine maps the weights."""
+    def start(self, port: int | None = None) -> str:
+        """Load the model; returns the path under which an engine on this machine maps the weights.
+
+        Args:
+            port: where several ranks meet, from `meet` of the first.
+        """
         self._hooks = load_hooks(self._config.args(), load_hook)
-        self._trainer, self._weights = _build(self._config, self._plan, self._hooks)
-        self._critic = _build_critic(self._config, self._plan)
-        return str(self._weights.path)
+        device = local_device(self.ranks)
+        if port is not None:
+            store = self._store if self.ranks.is_first else find_store(LOOPBACK, port, self._timeout)
+            join(self.ranks, store, device=device, timeout=self._timeout)
+        self._trainer = _trainer(self._config, self._plan, self._hooks, self.ranks, device)
+        self._critic = _critic(self._config, self._plan, self.ranks, device)
+        self._weights = _shared_weights(self._trainer, self.ranks)
+        self._publish()
+        return str(self._weights.path) if self._weights else ""
 
     def watch(self) -> str:
         """Lasts as long as the actor is wanted."""
@@ -107,6 +144,8 @@ class TrainActor:
         self._trainer.save(Path(folder))
         if self._critic is not None:
             self._critic.save(Path(folder) / CRITIC)
+        if not self.ranks.is_first:
+            return []
         return declare(Path(folder).parents[1], files_below(Path(folder)))
 
     @on_one_thread
@@ -142,7 +181,8 @@ class TrainActor:
 
     def stop(self) -> None:
         """Give up the shared weights and let `watch` return."""
-        self._weights.unlink()
+        if self._weights is not None:
+            self._weights.unlink()
         self._stopped.set()
 
     def _critic_training(self, step: int) -> CriticTraining | None:
@@ -154,33 +194,47 @@ class TrainActor:
     def _publish(self) -> None:
         """Copy the weights to where the engine maps them, where they do not live there."""
         for name, weight in self._trainer.weights():
-            view = self._weights.views[name]
+            view = self._weights.views[name] if self._weights else weight
             if weight.data_ptr() != view.data_ptr():
                 view.copy_(weight)
 
+    @property
+    def _timeout(self) -> float:
+        return 60.0 * self._config.train.distributed_timeout_minutes
 
-def _build(config: Config, plan: Plan, hooks: TrainHooks) -> tuple[Trainer, SharedWeights]:
-    import torch
 
+def _trainer(
+    config: Config, plan: Plan, hooks: TrainHooks, ranks: Ranks, device: torch.device
+) -> TorchTrainer:
     from slime.backends.torch.trainer import TorchTrainer
 
     torch.use_deterministic_algorithms(config.train.deterministic_mode)
-    trainer = TorchTrainer(
+    return TorchTrainer(
         config.model,
         config.algorithm,
         config.train,
         temperature=config.rollout.rollout_temperature or 1.0,  # greedy log-probs are those of temperature 1
         total_steps=plan.actor_steps(plan.rollout_steps),
         hooks=hooks,
+        device=str(device),
+        ranks=ranks,
     )
-    weights = SharedWeights.create(trainer.weights())
-    if trainer.device.type == "cpu":
+
+
+def _shared_weights(trainer: TorchTrainer, ranks: Ranks) -> SharedWeights | None:
+    """Where the engine finds the weights; parameters that are whole and on CPU move there."""
+    shapes = ((name, weight.to("meta")) for name, weight in trainer.weights())
+    if not ranks.is_first:
+        collections.deque(shapes, maxlen=0)
+        return None
+    weights = SharedWeights.reserve(shapes)
+    if ranks.size == 1 and trainer.device.type == "cpu":
         trainer.alias_parameters(weights.views)
     weights.hide()
-    return trainer, weights
+    return weights
 
 
-def _build_critic(config: Config, plan: Plan) -> Critic | None:
+def _critic(config: Config, plan: Plan, ranks: Ranks, device: torch.device) -> Critic | None:
     if not config.has_critic:
         return None
     from slime.backends.torch.critic import TorchCritic
@@ -191,6 +245,8 @@ def _build_critic(config: Config, plan: Plan) -> Critic | None:
         config.train,
         value_clip=config.algorithm.value_clip,
         total_steps=plan.critic_steps(plan.rollout_steps),
+        device=str(device),
+        ranks=ranks,
     )
 
 

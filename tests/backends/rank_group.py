@@ -9,7 +9,7 @@ import pickle
 
 import torch
 
-from slime.backends.torch.ranks import find_store, join, open_store
+from slime.backends.torch.ranks import Ranks, find_store, join, open_store
 
 TIMEOUT = 60.0
 _context = multiprocessing.get_context("forkserver")
@@ -49,5 +49,6 @@ def _rank(rank, size, pipe, function, arguments):
         pipe.send(store.port)
     else:
         store = find_store("127.0.0.1", pipe.recv(), TIMEOUT)
-    ranks = join(rank, size, store, device=torch.device("cpu"), timeout=TIMEOUT)
+    ranks = Ranks(rank, size)
+    join(ranks, store, device=torch.device("cpu"), timeout=TIMEOUT)
     pipe.send_bytes(pickle.dumps(function(ranks, *arguments)))

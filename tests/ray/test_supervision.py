@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from slime.errors import ActorDiedError, DataError, DeadlineError
+from slime.errors import ActorDiedError, DataError, DeadlineError, RankLostError
+from slime.ray import supervision
 from slime.ray.environment import actor_options, ray_session
 from slime.ray.supervision import StopFlag, StopRequested, Supervisor
 
@@ -25,6 +26,10 @@ class Worker:
 
     def watch(self):
         threading.Event().wait()
+
+    def lose_contact(self, seconds):
+        time.sleep(seconds)
+        raise RankLostError("rank 0 of 2 lost contact with another during train: closed")
 
     def die(self):
         os._exit(7)
@@ -73,6 +78,40 @@ def test_the_death_of_a_watched_actor_ends_another_wait(worker, session):
     other.die.remote()
     with pytest.raises(ActorDiedError, match="^engine: its process died"):
         supervisor.wait("nap", worker.sleep.remote(30), 60)
+
+
+@pytest.fixture
+def pair(session):
+    import ray
+
+    actors = [ray.remote(Worker).options(**actor_options(threads=3)).remote() for _ in range(2)]
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
+
+
+def test_the_results_of_a_group_come_in_its_order(pair):
+    calls = {"rank 0": pair[0].sleep.remote(0.5), "rank 1": pair[1].sleep.remote(0)}
+    assert Supervisor(StopFlag()).wait_all("nap", calls, 60) == ["slept", "slept"]
+
+
+def test_of_a_group_the_process_that_failed_of_itself_is_named(pair):
+    calls = {"rank 0": pair[0].lose_contact.remote(0), "rank 1": pair[1].fail.remote()}
+    with pytest.raises(DataError, match="broken"):
+        Supervisor(StopFlag()).wait_all("training", calls, 60)
+
+
+def test_of_a_group_the_process_that_died_is_named(pair):
+    calls = {"rank 0": pair[0].lose_contact.remote(0), "rank 1": pair[1].die.remote()}
+    with pytest.raises(ActorDiedError, match="^training, rank 1: its process died"):
+        Supervisor(StopFlag()).wait_all("training", calls, 60)
+
+
+def test_of_a_group_the_process_that_others_waited_for_in_vain_is_named(pair, monkeypatch):
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.5)
+    calls = {"rank 0": pair[0].lose_contact.remote(0), "rank 1": pair[1].sleep.remote(60)}
+    with pytest.raises(ActorDiedError, match="^rank 1: did not come to where the others waited"):
+        Supervisor(StopFlag()).wait_all("training", calls, 60)
 
 
 def test_a_requested_stop_gives_up_only_what_can_be_given_up(worker):

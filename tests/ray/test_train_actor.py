@@ -5,10 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from slime.backends.torch.ranks import ALONE
 from slime.ray.train_actor import TrainActor, on_one_thread
 
 
 class Worker:
+    ranks = ALONE
+
     def __init__(self):
         self.compute = ThreadPoolExecutor(max_workers=1)
 

@@ -65,8 +65,12 @@ class MicroBatches:
         """This rank's micro-batches of numbered requests: the numbers of each, and its tensors.
 
         All ranks are given all requests. They have equally many micro-batches, some of which may be empty.
+
+        Raises:
+            DataError: ranks were given different requests.
         """
         rows = [input_tokens(request) for _, request in requests]
+        self.ranks.check_same(hash((*rows, *(number for number, _ in requests))), "rows")
         dealing = Dealing(
             ranks=self.ranks.size, packing=self.packing, flops=self.flops, even_batches=self.even_batches
         )

@@ -17,6 +17,7 @@ from slime.backends.base import StepRow
 from slime.backends.hooks import UserFunction, tensor_of_answer
 from slime.backends.torch.batches import MicroBatches
 from slime.backends.torch.forest import PackedBatch, Request
+from slime.backends.torch.ranks import summed
 from slime.train.rewards import total_reward
 
 LogitsOf: TypeAlias = Callable[[PackedBatch], torch.Tensor]
@@ -58,10 +59,9 @@ class CustomLoss:
             (loss / rollouts).backward()  # type: ignore[no-untyped-call]
             for name, value in {**metrics, "loss": loss.item()}.items():
                 sums[name] = sums.get(name, 0.0) + value / rollouts
-        everyone = batches.ranks.gather(sums)
-        names = dict.fromkeys(name for found in everyone for name in found)
-        totals = {name: sum(found.get(name, 0.0) for found in everyone) for name in names}
-        return totals | {"tokens": float(sum(row.sample.trained_tokens for row in rows))}
+        return summed(batches.ranks.gather(sums)) | {
+            "tokens": float(sum(row.sample.trained_tokens for row in rows))
+        }
 
     def _call(
         self, logits: torch.Tensor, rows: Sequence[StepRow], rollouts: int

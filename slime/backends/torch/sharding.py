@@ -34,7 +34,7 @@ def sharded(module: Any, function: Callable[P, R], ranks: Ranks, device: torch.d
     if ranks.size == 1:
         return function
     mesh = init_device_mesh(device.type, (ranks.size,))
-    blocks = set(getattr(module, "_no_split_modules", None) or ())
+    blocks = {name for part in module.modules() for name in getattr(part, "_no_split_modules", None) or ()}
     for block in list(module.modules()):
         if type(block).__name__ in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=True)

@@ -78,7 +78,7 @@ class TorchTrainer:
             raise ConfigError("training needs a model", place="--hf-checkpoint")
         self._config = train
         self._temperature = temperature
-        self._threads = train.train_num_threads or usable_cpus()
+        self._threads = train.train_num_threads or max(1, usable_cpus() // ranks.size)
         torch.set_num_threads(self._threads)
         keep_heap()
         seed_generators(model.seed)

@@ -52,6 +52,20 @@ class SharedWeights:
     ) -> SharedWeights:
         """Lay the tensors out in a new file, copy their values in and map it.
 
+        See `reserve`.
+        """
+        tensors = dict(named_tensors)
+        shared = cls.reserve(tensors.items(), path)
+        for name, view in shared.views.items():
+            view.copy_(tensors[name].detach())
+        return shared
+
+    @classmethod
+    def reserve(
+        cls, named_tensors: Iterable[tuple[str, torch.Tensor]], path: Path | None = None
+    ) -> SharedWeights:
+        """Lay the tensors out in a new file and map it; no value is looked at.
+
         Args:
             named_tensors: (name, tensor) pairs, float32, bfloat16 or float16, each name once.
             path: the file; None makes one in /dev/shm or, where that lacks room, in the temporary folder.
@@ -64,10 +78,7 @@ class SharedWeights:
         target = _new_file(len(header) + size) if path is None else _reserved(path, len(header) + size)
         with target.open("r+b") as file:
             file.write(header)
-        shared = cls.open(target)
-        for name, view in shared.views.items():
-            view.copy_(tensors[name].detach())
-        return shared
+        return cls.open(target)
 
     @classmethod
     def open(cls, path: str | Path) -> SharedWeights:

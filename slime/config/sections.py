@@ -347,6 +347,9 @@ class TrainConfig:
     gradient_checkpointing: bool = flag(
         False, "keep only the input of each layer, and compute the rest again in the backward", "switch"
     )
+    optimizer_cpu_offload: bool = flag(
+        False, "on a GPU: AdamW's state and step on the CPU, at the price of two copies a step", "switch"
+    )
     lora_rank: int = flag(0, "train LoRA adapters of this rank; 0 trains all weights", "int", at_least=0)
     lora_alpha: float = flag(32.0, "adapters are scaled by alpha / rank", "float", above=0)
     lora_dropout: float = flag(0.0, "0 only: with dropout, log-probs would not be exact", "float")

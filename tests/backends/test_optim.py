@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from slime.backends.torch.optim import Optimizer, Schedule
+from slime.backends.torch.optim import Optimizer, Schedule, check_offload
 from slime.config.sections import TrainConfig
-from slime.errors import NonFiniteGradientError
+from slime.errors import ConfigError, NonFiniteGradientError
 
 
 def optimizer(**config):
@@ -52,3 +52,32 @@ def test_steps_with_infinite_gradients_are_skipped_and_then_fatal():
     assert adamw.steps == 0
     with pytest.raises(NonFiniteGradientError, match="3 steps in a row"):
         adamw.step()
+
+
+def test_offloaded_steps_are_the_same_to_the_bit_and_keep_the_storage():
+    found = []
+    for offload in (False, True):
+        parameters, adamw = optimizer(optimizer_cpu_offload=offload)
+        storage = {name: p.data_ptr() for name, p in parameters.items()}
+        for step in range(4):
+            for parameter in parameters.values():
+                parameter.grad = torch.full_like(parameter, 0.1 * (step + 1)) + 0.01 * parameter.detach()
+            adamw.step()
+            adamw.zero_grad()
+            if step == 1:
+                state = {name: tensor.clone() for name, tensor in adamw.state_tensors().items()}
+                adamw.load_state(state, steps=2, moment_steps=2)
+        assert storage == {name: p.data_ptr() for name, p in parameters.items()}
+        assert all(parameter.grad is None for parameter in parameters.values())
+        found.append(({name: p.detach() for name, p in parameters.items()}, adamw.state_tensors()))
+    for ours, theirs in zip(*found, strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_offload_is_refused_where_it_cannot_help():
+    config = TrainConfig(optimizer_cpu_offload=True)
+    check_offload(config, torch.device("cuda"), 1)
+    check_offload(TrainConfig(), torch.device("cpu"), 4)
+    for device, ranks in (("cpu", 1), ("cuda", 2)):
+        with pytest.raises(ConfigError, match="--optimizer-cpu-offload"):
+            check_offload(config, torch.device(device), ranks)

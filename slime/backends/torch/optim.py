@@ -14,7 +14,7 @@ import torch
 
 from slime.backends.torch.sharding import own, spread_like, whole
 from slime.config.sections import TrainConfig
-from slime.errors import NonFiniteGradientError
+from slime.errors import ConfigError, NonFiniteGradientError
 
 MAX_SKIPPED_STEPS = 3
 
@@ -70,8 +70,12 @@ class Optimizer:
             warmup=config.lr_warmup_iters,
             decay_steps=config.lr_decay_iters or total_steps,
         )
-        matrices = [p for p in self._parameters.values() if p.dim() > 1]
-        vectors = [p for p in self._parameters.values() if p.dim() <= 1]
+        self._offloads = config.optimizer_cpu_offload
+        self._stepped = (
+            {n: _host_copy(p) for n, p in parameters.items()} if self._offloads else self._parameters
+        )
+        matrices = [p for p in self._stepped.values() if p.dim() > 1]
+        vectors = [p for p in self._stepped.values() if p.dim() <= 1]
         groups = [
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
@@ -86,7 +90,8 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Drop all gradients and their memory."""
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in (*self._parameters.values(), *self._stepped.values()):
+            parameter.grad = None
 
     def step(self) -> StepOutcome:
         """Clip by global norm and step; a parameter without gradient counts as gradient zero.
@@ -104,7 +109,10 @@ class Optimizer:
             torch._foreach_mul_(gradients, self._clip / (norm + 1e-6))
         for group in self._adamw.param_groups:
             group["lr"] = rate
-        self._adamw.step()
+        if self._offloads:
+            self._step_on_the_host()
+        else:
+            self._adamw.step()
         self.steps += 1
         self.skipped_in_a_row = 0
         return StepOutcome(norm, rate, skipped=False)
@@ -114,7 +122,7 @@ class Optimizer:
         state = self._adamw.state
         return {
             f"{key}.{name}": state[parameter][key]
-            for name, parameter in self._parameters.items()
+            for name, parameter in self._stepped.items()
             if parameter in state
             for key in ("exp_avg", "exp_avg_sq")
         }
@@ -138,7 +146,7 @@ class Optimizer:
         self.skipped_in_a_row = 0
         if not tensors:
             return
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._stepped.items():
             state: dict[str, torch.Tensor] = {
                 "step": torch.tensor(float(moment_steps), device=parameter.device)
             }
@@ -148,6 +156,18 @@ class Optimizer:
                     raise ValueError(f"{key}.{name} has shape {tuple(value.shape)}")
                 state[key] = spread_like(parameter, value.to(parameter.device, parameter.dtype, copy=True))
             self._adamw.state[parameter] = state
+
+    def _step_on_the_host(self) -> None:
+        """Weights and gradients to the copies, the step there, and the weights back into their storage."""
+        pairs = [(p, self._stepped[name]) for name, p in self._parameters.items()]
+        with torch.no_grad():
+            for parameter, copy in pairs:
+                assert parameter.grad is not None
+                copy.copy_(parameter)
+                copy.grad = parameter.grad.to(copy.device)
+            self._adamw.step()
+            for parameter, copy in pairs:
+                parameter.copy_(copy)
 
     def _gradients(self) -> list[torch.Tensor]:
         gradients = []
@@ -166,3 +186,19 @@ class Optimizer:
             place=f"optimizer step {self.steps}",
             remedy="lower --lr, check the rewards for huge values, or train with --train-precision float32",
         )
+
+
+def check_offload(config: TrainConfig, device: torch.device, ranks: int) -> None:
+    """Refuse ``--optimizer-cpu-offload`` where it cannot work.
+
+    Raises:
+        ConfigError: the parameters are on the CPU already, or spread over ranks.
+    """
+    if not config.optimizer_cpu_offload or (device.type != "cpu" and ranks == 1):
+        return
+    reason = "the parameters are on the CPU already" if ranks == 1 else "parameters are spread over ranks"
+    raise ConfigError(f"has no use here: {reason}", place="--optimizer-cpu-offload", remedy="leave it out")
+
+
+def _host_copy(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    return torch.nn.Parameter(parameter.detach().to("cpu", copy=True))

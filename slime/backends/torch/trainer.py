@@ -27,7 +27,7 @@ from slime.backends.torch.forest import PackedBatch
 from slime.backends.torch.lora import LoraAdapters
 from slime.backends.torch.memory import keep_heap
 from slime.backends.torch.model import CausalModel, load_model
-from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.optim import Optimizer, check_offload
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
 from slime.backends.torch.sharding import sharded, whole
@@ -90,6 +90,7 @@ class TorchTrainer:
         self._lora = LoraAdapters(self._model.module, train) if train.lora_rank else None
         if train.gradient_checkpointing:
             recompute_layers(self._model.module)
+        check_offload(train, self._model.device, ranks.size)
         adapters = self._lora.settings() if self._lora else None
         self._ranks = ranks
         self._batches = MicroBatches.of(

@@ -6,6 +6,7 @@ converted row by row; nothing is trimmed or re-ordered here.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -102,12 +103,17 @@ class RolloutManager:
         return IN_FLIGHT.describe()
 
     def save(self, rollout_id: int) -> list[Part]:
-        """Write the data source's state after a step, and declare what it wrote below ``--save``."""
+        """Write the data source's state after a step, and declare what it wrote below ``--save``.
+
+        Files with the step's number in their path belong to the step; one without it is written over by the
+        next step, so no checkpoint can promise it.
+        """
         root = Path(self._args.save)
         before = _stamps(root)
         self._source.save(rollout_id)
         written = [path for path, stamp in _stamps(root).items() if before.get(path) != stamp]
-        return declare(root, written)
+        number = re.compile(rf"(?<!\d)0*{rollout_id}(?!\d)")
+        return declare(root, [path for path in written if number.search(str(path.relative_to(root)))])
 
     def load(self, rollout_id: int) -> None:
         """Read it back."""

@@ -1,0 +1,56 @@
+"""What a data source writes belongs to the checkpoint, whatever its files are called."""
+
+from slime.config import load_config
+from slime.ray.rollout_manager import RolloutManager
+from slime.rollout.data_source import RolloutDataSource
+from slime.utils.parts import faults
+from tests.tiny import tiny_model_dir
+
+
+class TwoFiles(RolloutDataSource):
+    """Writes one file a step, and one that every step writes over."""
+
+    def save(self, rollout_id):
+        folder = self.args.path_of_state
+        (folder / "deep").mkdir(parents=True, exist_ok=True)
+        (folder / "deep" / f"{rollout_id}.bin").write_bytes(b"x" * rollout_id)
+        (folder / "index").write_text(f"{rollout_id:03d}")
+
+
+def manager(tmp_path, source):
+    save = tmp_path / "checkpoint"
+    words = {
+        "hf-checkpoint": tiny_model_dir(tmp_path / "model"),
+        "num-rollout": 30,
+        "rollout-batch-size": 2,
+        "n-samples-per-prompt": 2,
+        "rollout-max-response-len": 4,
+        "rm-type": "random",
+        "save": save,
+        "data-source-path": source,
+    }
+    flags = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    config = load_config([*flags, "--disable-rollout-global-dataset"])
+    made = RolloutManager(config)
+    made._args.path_of_state = save / "mine"
+    made.start()
+    return save, made
+
+
+def test_files_with_the_number_of_the_step_belong_to_it_and_one_that_is_written_over_does_not(tmp_path):
+    save, made = manager(tmp_path, f"{__name__}.TwoFiles")
+    (save / "step_000002").mkdir(parents=True)
+    (save / "notes_2").write_text("of the user")
+    (save / "mine" / "deep").mkdir(parents=True)
+    for step in (1, 2, 12):
+        (save / "mine" / "deep" / "2.bin").write_text("of an earlier run")
+        parts = made.save(step)
+        assert [part.path for part in parts] == [f"mine/deep/{step}.bin"]
+        assert faults(save, parts) == []
+
+
+def test_the_data_position_is_one_file(tmp_path):
+    save, made = manager(tmp_path, "slime.rollout.data_source.RolloutDataSourceWithBuffer")
+    assert [part.path for part in made.save(0)] == ["rollout/data_source_0.json"]
+    assert [part.path for part in made.save(0)] == ["rollout/data_source_0.json"]
+    assert faults(save, made.save(1)) == []

@@ -79,6 +79,11 @@ class Row:
         """The newest turn."""
         return self.spans[-1][0]
 
+    def images(self) -> list[str]:
+        """The URLs of the images whose placeholders are in the row, in order."""
+        placed = (self.uncut or self).last.prompt_images()
+        return [image.url for image in placed if image.position < len(self.tokens)]
+
     def loss_mask(self) -> list[int]:
         """1 for each token that is trained here; covers what follows the first prompt."""
         mask = np.zeros(len(self.tokens), np.int8)
@@ -192,7 +197,7 @@ class Lineariser:
     def _join(self, row: Row, turn: Turn) -> bool:
         """Extend `row` by the prompt of `turn`, cut where they differ; False if that would lose too much."""
         prompt = turn.prompt()
-        common = common_length(row.tokens, prompt)
+        common = common_length(row.tokens, prompt, row.last.prompt_images(), turn.prompt_images())
         last, start, end = row.spans[-1]
         lost = end - max(common, start) if last in row.fresh and common < end else 0
         is_clean = common == len(row.tokens)

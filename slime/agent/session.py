@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from slime.agent.images import PlacedImage, moved
 from slime.agent.messages import TOOLS_ROLE, Message
 from slime.agent.template import ChatTemplate
 from slime.agent.trajectory import TrajectoryManager
@@ -36,12 +37,14 @@ class Prompt:
         ids: int32 [tokens].
         rendered: how many of them were rendered for this request; the others were there before.
         opening: how many at the end begin the answer.
+        images: one for each placeholder among the ids, in order.
     """
 
     ids: Tokens
     place: Place
     rendered: int
     opening: int = 0
+    images: tuple[PlacedImage, ...] = ()
 
     def opened(self, ids: Sequence[int]) -> Prompt:
         """The prompt with the beginning of an answer behind it, such as that of a demanded call."""
@@ -52,6 +55,15 @@ class Prompt:
             rendered=self.rendered + len(more),
             opening=len(more),
         )
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A piece of a prompt; the positions of its images count from its start."""
+
+    ids: Tokens
+    is_new: bool
+    images: Sequence[PlacedImage] = ()
 
 
 def new_session_id() -> str:
@@ -84,6 +96,8 @@ class TokenSession:
         Raises:
             UnknownTurnError: `continues` or one of `references` names no turn of this session.
             OpenTurnError: the last message is the assistant's.
+            TemplateRefusalError: the template takes no such messages, or their text forms a placeholder of an
+                image.
         """
         if not messages or messages[-1].get("role") == "assistant":
             raise OpenTurnError("the last message is an assistant's, or there is none")
@@ -100,13 +114,16 @@ class TokenSession:
             if continues is not None:
                 raise UnknownTurnError("this tokenizer cannot go on from a turn: send the whole history")
             ids = np.asarray(self._template.prompt(messages, tools), np.int32)
-            return Prompt(ids, place, len(ids))
+            return Prompt(ids, place, len(ids), images=tuple(self._template.placed(messages, ids)))
         new = len(place.turns) - place.anchor
         pieces = list(
             self._pieces(history[len(history) - new :], place, tools, history[: len(history) - new])
         )
-        rendered = sum(len(piece) for piece, is_new in pieces if is_new)
-        return Prompt(np.concatenate([piece for piece, _ in pieces]), place, rendered)
+        rendered = sum(len(piece.ids) for piece in pieces if piece.is_new)
+        ids, images = np.concatenate([piece.ids for piece in pieces]), _placed(pieces)
+        if images:
+            self._template.check_placeholders(ids, len(images))
+        return Prompt(ids, place, rendered, images=images)
 
     def _pieces(
         self,
@@ -114,13 +131,13 @@ class TokenSession:
         place: Place,
         tools: Sequence[dict[str, Any]],
         known: Sequence[Message],
-    ) -> Iterator[tuple[Tokens, bool]]:
-        """The prompt in pieces, each with whether it was rendered now."""
+    ) -> Iterator[_Piece]:
+        """The prompt in pieces."""
         previous: Message | None = None
         turn = place.anchor_turn
         if turn is not None:
             previous = known[-1] if known else _stand_in(turn)
-            yield turn.held(), False
+            yield _Piece(turn.held(), is_new=False, images=turn.prompt_images())
         waiting: list[Message] = []
         states = zip(new, place.turns[place.anchor :], place.echoes[place.anchor :], strict=True)
         for message, spliced, is_echo in states:
@@ -129,10 +146,10 @@ class TokenSession:
             if spliced is None or (previous is None and not _has_text(waiting)):
                 waiting.append(message)
                 continue
-            yield self._rendered(waiting, tools, previous, turn), True
-            yield spliced.answer(), False
+            yield self._rendered(waiting, tools, previous, turn)
+            yield _Piece(spliced.answer(), is_new=False)
             waiting, previous, turn = [], message, spliced
-        yield self._rendered(waiting, tools, previous, turn), True
+        yield self._rendered(waiting, tools, previous, turn)
 
     def _rendered(
         self,
@@ -140,16 +157,28 @@ class TokenSession:
         tools: Sequence[dict[str, Any]],
         previous: Message | None,
         turn: Turn | None,
-    ) -> Tokens:
+    ) -> _Piece:
         """The messages as they stand after `turn`, which `previous` says, or at the beginning."""
         messages = [message for message in messages if message.get("role") != TOOLS_ROLE]
         if previous is None or turn is None:
-            return np.asarray(self._template.prompt(messages, tools), np.int32)
-        last = int(turn.output[-1]) if len(turn.output) else None
-        ids = self._template.continuation(
-            messages, tools, previous=previous, closed=last in self._template.stop_ids, last_id=last
-        )
-        return np.asarray(ids, np.int32)
+            ids = np.asarray(self._template.prompt(messages, tools), np.int32)
+        else:
+            last = int(turn.output[-1]) if len(turn.output) else None
+            closed = last in self._template.stop_ids
+            more = self._template.continuation(
+                messages, tools, previous=previous, closed=closed, last_id=last
+            )
+            ids = np.asarray(more, np.int32)
+        return _Piece(ids, is_new=True, images=self._template.placed(messages, ids))
+
+
+def _placed(pieces: Sequence[_Piece]) -> tuple[PlacedImage, ...]:
+    images: list[PlacedImage] = []
+    length = 0
+    for piece in pieces:
+        images += moved(piece.images, length) if length else piece.images
+        length += len(piece.ids)
+    return tuple(images)
 
 
 def _has_text(messages: Sequence[Message]) -> bool:

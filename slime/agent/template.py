@@ -15,11 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from slime.agent.encoding import TextEncoder, text_encoder
+from slime.agent.images import PlacedImage, has_images, urls_of
 from slime.agent.messages import Message
 from slime.agent.template_fit import TemplateFit
-from slime.agent.template_probe import REASONING_OPEN, Renderer, probe
+from slime.agent.template_images import with_images
+from slime.agent.template_probe import REASONING_OPEN, Renderer, TemplateRefusalError, probe
 from slime.agent.template_report import TemplateReport
+from slime.agent.turn import Tokens
 from slime.errors import ModelError
 
 _log = logging.getLogger(__name__)
@@ -62,6 +67,7 @@ class ChatTemplate:
         source = _template_source(tokenizer)
         self._encoder = TextEncoder(tokenizer, lambda text: source is None or text in source)
         found = probe(self._render, self._encoder.special, getattr(tokenizer, "bos_token", None) or "")
+        found = with_images(found, self._render, self._encoder.special)
         self.report = replace(found, exact_pieces=self._encoder.cuts)
         ends = {i for end in (*found.ends, *found.call_ends) for i in self._encoder.encode(end)}
         self.stop_ids = frozenset(ends | _eos_ids(tokenizer))
@@ -99,6 +105,42 @@ class ChatTemplate:
             return self._render.ids(fitted, shown)
         (fitted, shown), mark = self._encoder.protect((fitted, shown))
         return self._encoder.encode(self._render(fitted, shown), mark)
+
+    def placed(self, messages: Sequence[Message], ids: Tokens) -> list[PlacedImage]:
+        """The images of messages, and their places among the ids that the messages were rendered to.
+
+        Raises:
+            TemplateRefusalError: the template shows no images, or another number of them.
+        """
+        if not any(map(has_images, messages)):
+            return []
+        urls, token = urls_of(self.report.fit.arranged(messages)), self.report.image_token
+        positions = np.flatnonzero(ids == self._encoder.encode(token)[0]).tolist() if token else []
+        if len(positions) != len(urls):
+            raise TemplateRefusalError(
+                f"the chat template shows {len(positions)} of {len(urls)} images",
+                place="chat template",
+                remedy="send text only, or give the tokenizer a chat template that shows images there",
+            )
+        return [PlacedImage(position, url) for position, url in zip(positions, urls, strict=True)]
+
+    def check_placeholders(self, ids: Tokens, images: int) -> None:
+        """Check that a prompt has as many placeholders as images, however its tokens spell them.
+
+        Engines look for placeholders in the prompt's text, where one that a user typed or the model sampled
+        would take an image that belongs to another.
+
+        Raises:
+            TemplateRefusalError: it has another number.
+        """
+        token = self.report.image_token
+        count = self._encoder.decode(ids.tolist()).count(token)
+        if count != images:
+            raise TemplateRefusalError(
+                f"the conversation holds {images} images, and {count} times {token!r}, which stands for one",
+                place="chat template",
+                remedy="leave this text out of conversations that hold images",
+            )
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text of our own: markers in it are markers.

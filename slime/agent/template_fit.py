@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from slime.agent.images import ImageForm, behind_tools, is_text, one_text_between, template_part
 from slime.agent.messages import Message, template_message
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -36,6 +37,9 @@ class TemplateFit:
         short_ids: tool call ids must be nine letters or digits.
         user_after_tool: a user message may follow a tool message.
         repeated_roles: two messages of the user, or of the assistant, may follow each other.
+        content_parts: a content must be a list of parts, not a text.
+        images: the form of an image among the parts of a user's content; None: the template shows none.
+        tool_images: an image of a tool message is shown in it, or must stand in a user message behind it.
     """
 
     system: Literal["anywhere", "first", "nowhere"] = "anywhere"
@@ -47,11 +51,30 @@ class TemplateFit:
     short_ids: bool = False
     user_after_tool: bool = True
     repeated_roles: bool = True
+    content_parts: bool = False
+    images: ImageForm | None = None
+    tool_images: Literal["inside", "behind", "refused"] = "inside"
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """New messages in a form that the template takes; the given ones stay as they are."""
+        arranged = self.arranged(messages)
+        if self.images is None and not self.content_parts:
+            return arranged
+        return [{**message, "content": self.content(message["content"])} for message in arranged]
+
+    def content(self, content: Any) -> Any:
+        """A content in the template's form."""
+        form = self.images
+        if isinstance(content, list):
+            return content if form is None else [template_part(part, form) for part in content]
+        return _parts(content) if self.content_parts else content
+
+    def arranged(self, messages: Sequence[Message]) -> list[Message]:
+        """As `messages`, with the images still in them, in the order in which the template shows them."""
         fitted = [self._one(message) for message in messages]
         _name_tool_messages(fitted)
+        if self.tool_images == "behind":
+            fitted = behind_tools(fitted)
         if not self.parallel_calls:
             fitted = _one_call_each(fitted)
         if not self.tool_role:
@@ -68,6 +91,8 @@ class TemplateFit:
         fitted = template_message(message)
         if fitted.get("content") is None:
             fitted["content"] = ""
+        if isinstance(fitted["content"], list):
+            fitted["content"] = one_text_between(fitted["content"])
         if fitted.get("role") == "tool" and self.short_ids:
             fitted["tool_call_id"] = short_id(str(fitted.get("tool_call_id", "")))
         if "tool_calls" in fitted:
@@ -198,7 +223,10 @@ def _joined(first: Message, second: Message) -> Message:
     one, two = first["content"], second["content"]
     if isinstance(one, str) and isinstance(two, str):
         return {**first, "content": f"{one}\n\n{two}" if one and two else one + two}
-    return {**first, "content": [*_parts(one), *_parts(two)]}
+    before, behind = _parts(one), _parts(two)
+    if before and behind and is_text(before[-1]) and is_text(behind[0]):
+        behind[0] = {**behind[0], "text": f"\n\n{behind[0]['text']}"}
+    return {**first, "content": [*before, *behind]}
 
 
 def _with_text(content: Any, pattern: str) -> Any:

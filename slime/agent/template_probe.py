@@ -117,6 +117,12 @@ class _Probe:
         self._fit = TemplateFit()
 
     def report(self) -> TemplateReport:
+        history = [*_exchange(), _message("user", MORE)]
+        parts = TemplateFit(content_parts=True)
+        if not self._shows(self._fit, history, USER, SAID, MORE) and self._shows(
+            parts, history, USER, SAID, MORE
+        ):
+            self._fit = parts
         self._check_shown()
         self._fit = self._settle()
         ends = self._ends()
@@ -158,7 +164,7 @@ class _Probe:
         return -1 not in places and places == sorted(places)
 
     def _check_shown(self) -> None:
-        text = self._render([*_exchange(), _message("user", MORE)])
+        text = self._text([*_exchange(), _message("user", MORE)])
         for role, said in (("user", USER), ("assistant", SAID), ("user", MORE)):
             if text.count(said) != 1:
                 raise ModelError(
@@ -169,7 +175,7 @@ class _Probe:
                 )
 
     def _settle(self) -> TemplateFit:
-        fit = TemplateFit(system=self._system())
+        fit = replace(self._fit, system=self._system())
         user, said = _exchange()
         repeated = [
             user,
@@ -188,7 +194,7 @@ class _Probe:
         return replace(fit, user_after_tool=self._shows(fit, after, USER, TOLD, MORE))
 
     def _system(self) -> Literal["anywhere", "first", "nowhere"]:
-        fit, rule, user = TemplateFit(), _message("system", RULE), _message("user", MORE)
+        fit, rule, user = self._fit, _message("system", RULE), _message("user", MORE)
         if not self._shows(fit, [rule, _message("user", USER)], RULE, USER):
             return "nowhere"
         histories = ([*_exchange(), rule], [*_exchange(), rule, user])
@@ -290,7 +296,7 @@ class _Probe:
         text = self._text([_message("user", USER), two, self._told(), second])
         return not self._special.search(text.partition(TOLD)[2].partition(TOLD_TOO)[0])
 
-    def _tools(self) -> dict[str, bool]:
+    def _tools(self) -> dict[str, Any]:
         history = [*_exchange(), _message("user", MORE)]
         try:
             with_tools = self._text(history, [TOOL])

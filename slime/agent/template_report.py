@@ -24,6 +24,7 @@ class TemplateReport:
         moves_tools: tools stand near the last message; deltas leave them where they first stood.
         tail_needs_tools: new messages look different where there are tools.
         moves_system: the system prompt stands near the last message; deltas leave it where it first stood.
+        image_token: the token that stands for an image, once; empty where the template takes none.
         exact_pieces: the tokenizer encodes between special tokens independently, so pieces are cached.
     """
 
@@ -46,6 +47,7 @@ class TemplateReport:
     moves_system: bool = False
     can_continue: bool = True
     exact_pieces: bool = False
+    image_token: str = ""
 
     @property
     def ends_with_next_role(self) -> bool:
@@ -95,5 +97,9 @@ class TemplateReport:
         yield fit.short_ids, "needs tool call ids of nine characters: they are replaced"
         yield not fit.raw_arguments, "takes no malformed arguments: shown as _raw_arguments"
         yield not fit.user_after_tool, "takes no user message after a tool message: joined to it"
+        yield fit.content_parts, "takes contents as parts only"
+        yield bool(self.image_token), f"takes images, {self.image_token!r} stands for each"
+        yield fit.tool_images == "behind", "shows no images of tool messages: they follow in a user message"
+        yield fit.tool_images == "refused", "SHOWS NO IMAGES OF TOOL MESSAGES: they are refused"
         yield not fit.repeated_roles, "needs alternating roles: messages of the user are joined"
         yield not self.exact_pieces, "tokenizer does not encode in independent pieces: nothing is cached"

@@ -222,10 +222,10 @@ class TurnFinder:
         kept = {key: value for key, value in message.items() if key not in _REASONING}
         calls = message.get("tool_calls")
         if not calls:
-            return kept | {"content": mark}
+            return kept | {"content": self._report.fit.content(mark)}
         arguments: Any = {"x": mark} if self._report.fit.arguments == "object" else f'{{"x": "{mark}"}}'
         copies = [{**call, "function": {**call["function"], "arguments": arguments}} for call in calls]
-        return kept | {"content": "", "tool_calls": copies}
+        return kept | {"content": self._report.fit.content(""), "tool_calls": copies}
 
     def _probe_headers(self) -> dict[str | None, _Header]:
         """By the role of the message before; None for any role that is not listed."""

@@ -208,6 +208,7 @@ def _opening(node: Node) -> tuple[int, ...]:
 def _sample(
     row: Row, base: Sample, reward: float | dict[str, Any] | None, extra: Mapping[str, Any]
 ) -> Sample:
+    images = row.images()
     return Sample(
         group_index=base.group_index,
         index=base.index,
@@ -216,6 +217,7 @@ def _sample(
         label=base.label,
         session_id=base.session_id,
         tokens=row.tokens.tolist(),
+        multimodal_inputs={"images": images} if images else None,
         response_length=len(row.tokens) - row.prompt_length,
         loss_mask=row.loss_mask(),
         rollout_log_probs=row.log_probs(),

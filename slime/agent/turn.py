@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from slime.agent.images import PlacedImage
+
 Tokens: TypeAlias = npt.NDArray[np.int32]
 Values: TypeAlias = npt.NDArray[np.float64]
 
@@ -35,6 +37,7 @@ class TurnRecord:
         handles: what the server minted for this turn.
         delivered: the client got the whole answer.
         opening: how many tokens at the end of the prompt begin the answer, as they do in a demanded call.
+        images: those of the prompt, in order.
     """
 
     prompt_ids: Sequence[int] | Tokens
@@ -50,6 +53,7 @@ class TurnRecord:
     handles: Sequence[str] = ()
     delivered: bool = True
     opening: int = 0
+    images: Sequence[PlacedImage] = ()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -61,6 +65,7 @@ class Turn:
         base: the turn with whose first `kept` tokens the prompt begins; `delta` is the rest of the prompt.
         tools: name of the tool of each call in the answer, by the call's id.
         opening: how many tokens at the end of the prompt belong to the answer.
+        images: those of `delta`; their positions are in the prompt.
         is_trained: a sample has taken the sampled tokens.
     """
 
@@ -80,6 +85,7 @@ class Turn:
     weight_versions: tuple[tuple[str, int, int], ...]
     routed_experts: str | None
     cached_tokens: int
+    images: tuple[PlacedImage, ...] = ()
     is_trained: bool = False
 
     @property
@@ -104,6 +110,18 @@ class Turn:
         """The prompt."""
         return self._first(self.prompt_length)
 
+    def prompt_images(self) -> list[PlacedImage]:
+        """All images of the prompt, in order."""
+        found: list[PlacedImage] = []
+        count = self.prompt_length
+        turn: Turn | None = self
+        while turn is not None:
+            if turn.images:
+                found[:0] = [image for image in turn.images if image.position < count]
+            count = min(count, turn.kept)
+            turn = turn.base
+        return found
+
     def _first(self, count: int) -> Tokens:
         tokens = np.empty(count, np.int32)
         turn: Turn | None = self
@@ -126,7 +144,9 @@ def keep(record: TurnRecord, *, number: int, base: Turn | None, tools: Mapping[s
     if len(log_probs) not in (0, len(output)):
         raise ValueError(f"output_log_probs has {len(log_probs)} entries, output_ids has {len(output)}")
     prompt = np.asarray(record.prompt_ids, np.int32)
-    kept = 0 if base is None else common_length(base.held(), prompt)
+    kept = 0
+    if base is not None:
+        kept = common_length(base.held(), prompt, base.prompt_images(), record.images)
     if base is not None and kept == base.length and record.routed_experts and record.delivered:
         base.routed_experts = None  # the routes of this turn cover those of its base
     return Turn(
@@ -146,12 +166,17 @@ def keep(record: TurnRecord, *, number: int, base: Turn | None, tools: Mapping[s
         weight_versions=tuple((str(s["version"]), s["start"], s["end"]) for s in record.weight_versions),
         routed_experts=record.routed_experts,
         cached_tokens=record.cached_tokens,
+        images=tuple(image for image in record.images if image.position >= kept),
     )
 
 
-def common_length(a: Tokens, b: Tokens) -> int:
-    """How many tokens two rows have in common from their start."""
+def common_length(
+    a: Tokens, b: Tokens, images_a: Sequence[PlacedImage] = (), images_b: Sequence[PlacedImage] = ()
+) -> int:
+    """How many tokens two rows have in common from their start; other images are other tokens."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]
     first = int(differs.argmax()) if size else 0
-    return first if size and differs[first] else size
+    common = first if size and differs[first] else size
+    pairs = zip(images_a, images_b, strict=False)
+    return min([common, *(one.position for one, two in pairs if one != two)])

@@ -33,7 +33,8 @@ def to_train_samples(groups: Iterable[Any], args: Any) -> list[TrainSample]:
 
     Raises:
         HookError, RewardError: a voting sample that cannot train; names field and lengths.
-        DataError: one rollout id in two groups, or a weight version that is not a number.
+        DataError: one rollout id in two groups, a weight version that is not a number, or a voting sample
+            with images.
     """
     listed = [group if isinstance(group, list) else [group] for group in groups]
     _fill_ids(listed)
@@ -72,6 +73,7 @@ def _votes(sample: Sample) -> bool:
 
 
 def _check(sample: Sample, args: Any) -> None:
+    _check_text_only(sample)
     vocab_size = vocabulary_size(getattr(args, "hf_checkpoint", None))
     check_trainable(sample, PLACE, vocab_size=vocab_size, needs_log_probs=False)
     reward = checked_reward(sample.reward, source=reward_source(sample, args), sample=sample, args=args)
@@ -111,6 +113,17 @@ def _row(index: int, sample: Sample, reward: Reward) -> TrainSample:
         raw_reward=None if raw is None else float(raw),
         teacher_log_probs=None if teacher is None else tuple(teacher),
     )
+
+
+def _check_text_only(sample: Sample) -> None:
+    for field in ("multimodal_inputs", "multimodal_train_inputs"):
+        if getattr(sample, field):
+            kinds = ", ".join(getattr(sample, field))
+            raise DataError(
+                f"{field} holds {kinds}, which the trainers do not take: its tokens alone are another prompt",
+                place=sample_name(sample),
+                remedy="train on text, or set remove_sample on samples that hold more",
+            )
 
 
 def _void_row(index: int, sample: Sample) -> TrainSample:

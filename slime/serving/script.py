@@ -20,6 +20,7 @@ class ScriptedCall:
     Attributes:
         number: 0 for the engine's first request, then counting.
         prompt: the decoded prompt, special tokens included.
+        images: URLs of the images.
     """
 
     number: int
@@ -28,6 +29,7 @@ class ScriptedCall:
     prompt: str
     params: SamplingParams
     weight_version: str
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,7 @@ class ScriptedEngine:
         model_path: str = "scripted",
         config: EngineConfig | None = None,
         context_length: int = 32768,
+        takes_images: bool = False,
     ) -> None:
         self.model_path = model_path
         self.config = config or EngineConfig()
@@ -93,6 +94,7 @@ class ScriptedEngine:
         self.model_config = SimpleNamespace(
             model_type="scripted", architectures=["ScriptedForCausalLM"], tie_word_embeddings=False
         )
+        self.takes_images = takes_images
         self.weight_version = "default"
         self.is_paused = False
         self.calls: list[ScriptedCall] = []
@@ -239,6 +241,7 @@ class ScriptedEngine:
             prompt=self.tokenizer.decode(request.input_ids),
             params=request.params,
             weight_version=self.weight_version,
+            images=request.image_data,
         )
         self.calls.append(call)
         return self._policy(call)
@@ -364,18 +367,25 @@ def start_scripted_server(
     model_path: str = "scripted",
     config: EngineConfig | None = None,
     context_length: int = 32768,
+    takes_images: bool = False,
 ) -> ScriptedServer:
     """Serve a scripted engine on a free port of the loopback interface, on threads of this process.
 
     Args:
         policy: called on the engine's thread, one call at a time.
         tokenizer: a Hugging Face tokenizer.
+        takes_images: requests may hold images; they are told to the policy, and stand for no tokens.
 
     Returns:
         A handle, also a context manager: `url`, `engine`, `stop()`, `kill()`.
     """
     engine = ScriptedEngine(
-        policy, tokenizer, model_path=model_path, config=config, context_length=context_length
+        policy,
+        tokenizer,
+        model_path=model_path,
+        config=config,
+        context_length=context_length,
+        takes_images=takes_images,
     )
     return ScriptedServer(engine)
 

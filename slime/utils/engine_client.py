@@ -81,6 +81,7 @@ class EngineClient:
         routing_key: str | None = None,
         timeout: float,
         on_tokens: OnTokens | None = None,
+        image_data: Sequence[str] = (),
         return_routed_experts: bool = False,
     ) -> Generation:
         """Sample one continuation of `input_ids`.
@@ -90,6 +91,8 @@ class EngineClient:
             rid: name of the request at the engine (default: a fresh one).
             routing_key: keeps a session on one worker.
             timeout: seconds for all tries together.
+            image_data: images as ``data:`` or other URLs, one for each placeholder among the ids, in order;
+                the engine expands the placeholders.
             return_routed_experts: ask a mixture-of-experts engine for the routes of each token.
             on_tokens: called whenever there are new tokens; from then on there is no retry.
 
@@ -101,7 +104,7 @@ class EngineClient:
         """
         rid = rid or uuid.uuid4().hex
         headers = {ROUTING_HEADER: routing_key} if routing_key else {}
-        body = {
+        body: dict[str, Any] = {
             "rid": rid,
             "input_ids": input_ids,
             "sampling_params": sampling_params,
@@ -109,6 +112,8 @@ class EngineClient:
         }
         if on_tokens is not None:
             body["stream"] = True
+        if image_data:
+            body["image_data"] = list(image_data)
         if return_routed_experts:
             body["return_routed_experts"] = True
         url, place = self.url + "/generate", f"{self.url}, request {rid}"

@@ -24,15 +24,16 @@ from slime.agent.adapters.exchange import (
     closing_reply,
     replay,
 )
+from slime.agent.adapters.guard import Guard, Handler
 from slime.agent.adapters.http import (
     BODY_BYTES,
     Connection,
     cut_off,
-    error_of_http,
     json_response,
     named_session,
     read_body,
 )
+from slime.agent.adapters.images import ImageGate
 from slime.agent.adapters.model import Model, sampling_params
 from slime.agent.adapters.sessions import Session, Sessions
 from slime.agent.adapters.wire import AdapterError, ModelRequest, ReplyWriter, WireProtocol
@@ -50,7 +51,6 @@ from slime.utils.types import Sample
 DebugCallback: TypeAlias = Callable[
     [str, Sequence[Message], Sequence[dict[str, Any]], Message, TurnRecord], None
 ]
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TurnCapReply: TypeAlias = Literal["429", "final_turn"]
 ENGINE_SECONDS = 900.0
 CLOSING_TEXT = "The turn limit of this run is reached."
@@ -73,6 +73,8 @@ class BaseAdapter:
         engine_timeout: seconds that the engine gets for an answer.
         return_routed_experts: record the routes of a mixture-of-experts engine.
         chat_template_kwargs: passed to the chat template, such as ``enable_thinking``.
+        accepts_images: the model takes images; None: if its chat template shows them.
+        allow_image_urls: the engine may fetch ``http(s)`` URLs that clients name, from where it stands.
 
     Attributes:
         app: the aiohttp application.
@@ -100,6 +102,8 @@ class BaseAdapter:
         engine_timeout: float = ENGINE_SECONDS,
         return_routed_experts: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        accepts_images: bool | None = None,
+        allow_image_urls: bool = False,
     ) -> None:
         if turn_cap_reply not in ("429", "final_turn"):
             raise ConfigError(f"turn_cap_reply is {turn_cap_reply!r}", remedy="use '429' or 'final_turn'")
@@ -114,7 +118,9 @@ class BaseAdapter:
         self.manager = TrajectoryManager(fork_threshold_tokens=fork_threshold_tokens or 0)
         self._sessions = Sessions(self.manager, self.model.template, allow_unknown=allow_unknown_sessions)
         self.store = self._sessions.open_by_name
-        self.counters: dict[str, int] = {}
+        self._guard = Guard(self.protocols(), self.logger, self.log_prefix)
+        self.counters = self._guard.counters
+        self._images = ImageGate(self.model.template, accepts=accepts_images, allow_urls=allow_image_urls)
         self._engine = EngineClient(sglang_url.removesuffix("/generate"))
         self._max_turns = max_turns_per_sid
         self._turn_cap_reply = turn_cap_reply
@@ -125,11 +131,7 @@ class BaseAdapter:
         self._started = time.time()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-        @web.middleware
-        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._guarded(request, handler)
-
-        self.app = web.Application(client_max_size=BODY_BYTES, middlewares=[guard])
+        self.app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard.middleware()])
         self.app.on_startup.append(self._remember_loop)
         self.app.on_cleanup.append(self._forget_loop)
         self._register_routes()
@@ -171,7 +173,8 @@ class BaseAdapter:
 
         Args:
             sampling_defaults: SGLang sampling parameters of every turn (law 7: clients do not change them).
-            max_context_tokens: most tokens of prompt and answer; 0: the engine's limit.
+            max_context_tokens: most tokens of prompt and answer; 0: the engine's limit. Of an image only the
+                placeholder counts here; the engine counts what it expands it to.
 
         Raises:
             ValueError: the session is open already, or was finished.
@@ -228,6 +231,7 @@ class BaseAdapter:
     async def _handle(self, http: web.Request, protocol: WireProtocol) -> web.StreamResponse:
         async with self._admitted(http) as (sid, session, body):
             request = self._translate(protocol, http, body, session)
+            await self._images.check_engine(request.messages, self._engine)
             return await self._answer(http, protocol, request, sid, session)
 
     @asynccontextmanager
@@ -271,11 +275,7 @@ class BaseAdapter:
         request = protocol.translate(body, http.headers, session.translations)
         if not request.stream and "text/event-stream" in http.headers.get("Accept", ""):
             request = replace(request, stream=True)
-        for index, message in enumerate(request.messages):
-            if isinstance(message.get("content"), list):
-                raise AdapterError(
-                    "invalid_request", f"messages[{index}] holds an image: this model takes text only"
-                )
+        self._images.check(request.messages)
         return request
 
     async def _answer(
@@ -287,11 +287,12 @@ class BaseAdapter:
         session: Session,
     ) -> web.StreamResponse:
         prompt = _prompt(session, request)
+        self._images.check_prompt(prompt.images)
         connection = Connection(http, stream=request.stream)
         key = prompt.place.node
         stored = await self._told_before(http, session, key)
         if stored is not None:
-            self._count("replayed")
+            self._guard.count("replayed")
             writer = self._build_reply(protocol, request)
             response, handles = await replay(writer, stored[1], connection)
             stored[0].delivered = True
@@ -307,7 +308,7 @@ class BaseAdapter:
         except (AdapterError, ConnectionResetError) as error:
             if not connection.is_open or isinstance(error, ConnectionResetError):
                 raise
-            self._count_error(error)
+            self._guard.count_error(error)
             return await connection.finish(dict)
         except Exception:  # the request handler boundary: what has begun as a stream cannot become an error
             if not connection.is_open:
@@ -347,7 +348,7 @@ class BaseAdapter:
     async def _capped(
         self, protocol: WireProtocol, request: ModelRequest, connection: Connection, prompt_tokens: int
     ) -> web.StreamResponse:
-        self._count("capped")
+        self._guard.count("capped")
         if self._turn_cap_reply == "429":
             raise AdapterError("rate_limit", f"this session has had its {self._max_turns} turns")
         reply = closing_reply(CLOSING_TEXT, prompt_tokens)
@@ -364,7 +365,7 @@ class BaseAdapter:
     ) -> Exchange:
         opening = self.model.opening(request)
         if opening is None:
-            self._count("undemanded")
+            self._guard.count("undemanded")
         if opening:
             prompt = prompt.opened(self.model.template.encode(opening))
         params = sampling_params(
@@ -382,6 +383,7 @@ class BaseAdapter:
                 routing_key=sid,
                 timeout=self._engine_timeout,
                 on_tokens=on_tokens,
+                image_data=[image.url for image in prompt.images],
                 return_routed_experts=self._return_routed_experts,
             )
 
@@ -410,7 +412,7 @@ class BaseAdapter:
     # What is no turn
 
     async def _count_tokens(self, http: web.Request, protocol: WireProtocol) -> web.StreamResponse:
-        """The number of prompt tokens that a request would have."""
+        """The number of prompt tokens that a request would have; an image counts as its placeholder."""
         async with self._admitted(http) as (sid, session, body):
             prompt = _prompt(session, self._translate(protocol, http, body, session))
         self.manager.forget_place(sid, prompt.place)
@@ -432,42 +434,6 @@ class BaseAdapter:
 
     async def _healthz(self, http: web.Request) -> web.StreamResponse:
         return json_response({"ok": True})
-
-    # Errors
-
-    async def _guarded(self, http: web.Request, handler: Handler) -> web.StreamResponse:
-        """The handler's answer; whatever fails becomes an answer too."""
-        try:
-            return await handler(http)
-        except AdapterError as error:
-            return self._refusal(http, error)
-        except web.HTTPException as error:
-            return self._refusal(http, error_of_http(error))
-        except ConnectionResetError:
-            self._count("broken")
-            return cut_off(http)
-        except Exception as error:  # the request handler boundary: the server outlives any request
-            self.logger.exception("%s: %s %s failed", self.log_prefix, http.method, http.path)
-            told = f"{type(error).__name__} in the adapter; its log says more"
-            return self._refusal(http, AdapterError("upstream", told))
-
-    def _refusal(self, http: web.Request, error: AdapterError) -> web.StreamResponse:
-        self._count_error(error)
-        protocols = self.protocols()
-        path = "/" + http.path.split("/", 3)[-1] if http.path.startswith("/s/") else http.path
-        protocol = protocols.get(path, next(iter(protocols.values())))
-        status, body = protocol.error(error)
-        response = json_response(body, status)
-        if error.retry_after is not None:
-            response.headers["Retry-After"] = f"{error.retry_after:g}"
-        return response
-
-    def _count_error(self, error: AdapterError) -> None:
-        self.logger.warning("%s: %s: %s", self.log_prefix, error.kind, error)
-        self._count(f"error_{error.kind}")
-
-    def _count(self, name: str) -> None:
-        self.counters[name] = self.counters.get(name, 0) + 1
 
 
 def _prompt(session: Session, request: ModelRequest) -> Prompt:

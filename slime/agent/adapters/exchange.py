@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from aiohttp import web
 
@@ -46,6 +46,7 @@ OPEN_SECONDS = 1.0
 TOO_LONG = ("context length", "longer than the model", "is too long", "maximum allowed length")
 
 Generate: TypeAlias = Callable[[OnTokens | None], Awaitable[Generation]]
+Answer = TypeVar("Answer")
 Record: TypeAlias = Callable[[TurnRecord, Message], Turn]
 
 
@@ -198,6 +199,7 @@ class Exchange:
             handles=writer.handles,
             delivered=False,
             opening=self.prompt.opening,
+            images=self.prompt.images,
         )
         self.is_recorded = True
         self.record(record, message_of(self.output.parsed, writer))
@@ -250,6 +252,7 @@ def turn_record(
         agent=request.origin.agent,
         handles=writer.handles,
         opening=prompt.opening,
+        images=prompt.images,
     )
 
 
@@ -266,14 +269,14 @@ def message_of(parsed: ParsedModelOutput, writer: ReplyWriter) -> Message:
     return message
 
 
-async def engine_errors(generation: Awaitable[Generation]) -> Generation:
-    """The generation, its failures as errors that a protocol can tell.
+async def engine_errors(answer: Awaitable[Answer]) -> Answer:
+    """What an engine answers, its failures as errors that a protocol can tell.
 
     Raises:
         AdapterError: with the engine's own words.
     """
     try:
-        return await generation
+        return await answer
     except EngineRequestError as error:
         kind: ErrorKind = "context_overflow" if any(words in str(error) for words in TOO_LONG) else "upstream"
         raise AdapterError(kind, error.message) from error

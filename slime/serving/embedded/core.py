@@ -69,6 +69,11 @@ class EngineCore(Protocol):
     def context_length(self) -> int: ...
 
     @property
+    def takes_images(self) -> bool:
+        """Whether requests may hold images."""
+        ...
+
+    @property
     def weight_version(self) -> str: ...
 
     @property

@@ -41,6 +41,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Engine:
     """Generation with a Hugging Face model on the CPU: continuous batching, prefix reuse, weight swaps."""
 
+    takes_images = False
+
     def __init__(self, model_path: str, config: EngineConfig) -> None:
         """Load the model; `start` begins to serve.
 

@@ -56,7 +56,7 @@ async def model_info(request: web.Request) -> web.Response:
             "reasoning_parser": None,
             "tool_call_parser": None,
             "disaggregation_mode": "null",
-            "has_image_understanding": False,
+            "has_image_understanding": state.engine.takes_images,
             "has_audio_understanding": False,
             "model_type": state.engine.model_config.model_type,
             "architectures": state.engine.model_config.architectures,

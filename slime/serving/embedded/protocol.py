@@ -79,7 +79,7 @@ def parse_generate(body: Mapping[str, Any], engine: EngineCore) -> GenerateCall:
         EngineRequestError: names what is wrong and what is allowed.
     """
     for name in _UNSUPPORTED:
-        if body.get(name):
+        if body.get(name) and not (name == "image_data" and engine.takes_images):
             raise EngineRequestError(f"{name} is not supported by the embedded engine.")
     prompts, is_batch = _prompts(body, engine)
     fields = _Fields(body, len(prompts), is_batch)
@@ -195,9 +195,17 @@ def _item(fields: _Fields, index: int, ids: list[int], engine: EngineCore) -> tu
         return_logprob=boolean("return_logprob", fields.value("return_logprob", index, False)),
         logprob_start_len=start,
         top_logprobs_num=_TOP_NUM("top_logprobs_num", fields.value("top_logprobs_num", index, 0), 0),
+        image_data=_images(fields.value("image_data", index, [])),
         stream=flag(fields.body, "stream"),
     )
     return request, n
+
+
+def _images(value: Any) -> tuple[str, ...]:
+    images = value if isinstance(value, list) else [value]
+    if not all(isinstance(image, str) and image for image in images):
+        raise EngineRequestError("image_data must be a URL or a list of URLs.")
+    return tuple(images)
 
 
 def _copies(request: Request, count: int) -> list[Request]:

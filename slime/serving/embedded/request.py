@@ -59,6 +59,7 @@ class Request:
         input_ids: prompt, each id in [0, vocab_size); not empty.
         logprob_start_len: prompt position from which `Update.input_logprobs` are wanted; -1 is none.
         top_logprobs_num: how many likeliest tokens to report at each reported position.
+        image_data: images as URLs, for engines that take them.
         stream: send an update after every token, not only at the end.
         want_text: decode text; without it, and without stop strings, `Update.text` stays empty.
     """
@@ -69,6 +70,7 @@ class Request:
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
+    image_data: tuple[str, ...] = ()
     stream: bool = False
     want_text: bool = True
 

@@ -73,8 +73,8 @@ class _ImageProbe:
         calling: Message = {"role": "assistant", "content": "" if self.fit.tool_calls else CALLED}
         turn = [_user(USER), calling | ({"tool_calls": [call]} if self.fit.tool_calls else {})]
         bare, shown = (
-            [*turn, {"role": "tool", "tool_call_id": CALL_IDS[0], "content": [_text(TOLD), *image]}]
-            for image in ([], [_IMAGE])
+            [*turn, {"role": "tool", "tool_call_id": CALL_IDS[0], "content": content}]
+            for content in (TOLD, [_text(TOLD), _IMAGE])
         )
         places: tuple[Literal["inside", "behind"], ...] = ("inside", "behind")
         for place in places:

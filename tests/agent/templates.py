@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass
 
+from tests.agent.image_templates import LLAVA, PIXTRAL, QWEN_VL, QWEN_VL_TEXT_TOOLS
 from tests.tiny import tiny_tokenizer
 
 _TOOLS_AT_THE_TOP = r"""
@@ -249,11 +250,27 @@ FAMILIES = {
     ),
 }
 
+_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+IMAGE_FAMILIES = {
+    "qwen_vl": Family(QWEN_VL, _VISION, _HERMES[:4]),
+    "qwen_vl_text_tools": Family(QWEN_VL_TEXT_TOOLS, _VISION, _HERMES[:4]),
+    "llava": Family(LLAVA, ("<image>", "</s>"), eos="</s>"),
+    "pixtral": Family(
+        PIXTRAL,
+        (
+            *("<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[TOOL_CALLS]"),
+            *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+        ),
+        bos="<s>",
+        eos="</s>",
+    ),
+}
+
 
 @functools.cache
 def family_tokenizer(name):
     """The tiny tokenizer with the template and the added tokens of a family."""
-    family = FAMILIES[name]
+    family = (FAMILIES | IMAGE_FAMILIES)[name]
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(list(family.special), special_tokens=True)
     tokenizer.add_tokens(list(family.markers))

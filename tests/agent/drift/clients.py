@@ -61,9 +61,11 @@ class Anthropic:
 
     def _blocks(self, item):
         if isinstance(item, Note):
-            return [{"type": "text", "text": item.text}]
+            return [{"type": "text", "text": item.text}, *map(self._image, item.images)]
         if isinstance(item, Result):
-            return [{"type": "tool_result", "tool_use_id": item.call, "content": item.text}]
+            text = {"type": "text", "text": item.text}
+            content = [*map(self._image, item.images), text] if item.images else item.text
+            return [{"type": "tool_result", "tool_use_id": item.call, "content": content}]
         thinking = (
             [] if item.thinking is None else [{"type": "thinking", "thinking": item.thinking, **item.seal}]
         )
@@ -76,6 +78,10 @@ class Anthropic:
                 for call in item.calls
             ),
         ]
+
+    def _image(self, url):
+        kind, _, data = url.removeprefix("data:").partition(";base64,")
+        return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
 
     def streamed(self, raw):
         """The answer of a whole stream."""
@@ -138,9 +144,9 @@ class Chat:
 
     def _message(self, item):
         if isinstance(item, Note):
-            return {"role": item.role, "content": item.text}
+            return {"role": item.role, "content": self._content(item)}
         if isinstance(item, Result):
-            return {"role": "tool", "tool_call_id": item.call, "content": item.text}
+            return {"role": "tool", "tool_call_id": item.call, "content": self._content(item)}
         message = {"role": "assistant", "content": item.text}
         if item.thinking is not None:
             message["reasoning_content"] = item.thinking
@@ -154,6 +160,10 @@ class Chat:
                 for call in item.calls
             ]
         return message
+
+    def _content(self, item):
+        images = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}} for url in item.images]
+        return [*images, {"type": "text", "text": item.text}] if images else item.text
 
     def streamed(self, raw):
         assert raw.endswith(b"data: [DONE]\n\n")
@@ -207,9 +217,12 @@ class Responses:
         if isinstance(item, Note):
             role = "developer" if item.role == "system" else item.role
             kind = "output_text" if role == "assistant" else "input_text"
-            return [{"type": "message", "role": role, "content": [{"type": kind, "text": item.text}]}]
+            content = [{"type": kind, "text": item.text}, *map(self._image, item.images)]
+            return [{"type": "message", "role": role, "content": content}]
         if isinstance(item, Result):
-            return [{"type": "function_call_output", "call_id": item.call, "output": item.text}]
+            parts = [{"type": "input_text", "text": item.text}, *map(self._image, item.images)]
+            output = parts if item.images else item.text
+            return [{"type": "function_call_output", "call_id": item.call, "output": output}]
         items = []
         if item.thinking is not None:
             content = [{"type": "reasoning_text", "text": item.thinking}] if item.thinking else []
@@ -221,6 +234,9 @@ class Responses:
             head = {"type": "function_call", "call_id": call.id, "name": call.name}
             items.append(head | {"arguments": call.arguments} | _named(call.item))
         return items
+
+    def _image(self, url):
+        return {"type": "input_image", "image_url": url, "detail": "auto"}
 
     def streamed(self, raw):
         name, data = events(raw)[-1]

@@ -137,10 +137,14 @@ class Conversation:
         """Results of the newest calls; a model that called nothing is told the same as a user's words."""
         calls = next(item for item in reversed(self.history) if isinstance(item, Answer)).calls
         if not calls:
-            self.history += [Note("user", text) for text in step.texts]
+            self.history += [
+                Note("user", text, step.images_of(position)) for position, text in enumerate(step.texts)
+            ]
             return
         order = step.order or range(len(step.texts))
-        self.history += [Result(calls[position].id, step.texts[position]) for position in order]
+        self.history += [
+            Result(calls[position].id, step.texts[position], step.images_of(position)) for position in order
+        ]
 
     def _change(self, step):
         self.history = step.change(self.history)

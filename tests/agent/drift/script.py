@@ -1,5 +1,6 @@
 """The words in which traces are written: what is sampled, what the client does with it, what is due."""
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ class Note:
 
     role: str
     text: str
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Result:
 
     call: str
     text: str
+    images: tuple[str, ...] = ()
 
 
 History = list[Note | Answer | Result]
@@ -142,14 +145,21 @@ class Aside:
 
 @dataclass(frozen=True)
 class Results:
-    """Results of the last answer's calls: in another `order`, or of some only (positions)."""
+    """Results of the last answer's calls: in another `order`, or of some only (positions).
+
+    `images` are those of each result.
+    """
 
     texts: tuple[str, ...]
     order: tuple[int, ...] | None = None
+    images: tuple[tuple[str, ...], ...] | None = None
+
+    def images_of(self, position):
+        return self.images[position] if self.images else ()
 
 
-def results(*texts, order=None):
-    return Results(texts, order)
+def results(*texts, order=None, images=None):
+    return Results(texts, order, images)
 
 
 @dataclass(frozen=True)
@@ -229,9 +239,15 @@ class Trace:
     real: bool = False
 
 
-def say(text):
+def say(text, *images):
     """The user says something."""
-    return Change(lambda history: [*history, Note("user", text)])
+    return Change(lambda history: [*history, Note("user", text, images)])
+
+
+def picture(number):
+    """An image, told from others by its data alone."""
+    data = base64.b64encode(f"picture {number}".encode()).decode()
+    return f"data:image/png;base64,{data}"
 
 
 def tell(text):

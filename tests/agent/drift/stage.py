@@ -74,6 +74,7 @@ class Record:
     turn: object
     history: list
     input_ids: list
+    images: list
     output_ids: list = field(default_factory=list)
     log_probs: list = field(default_factory=list)
     versions: list = field(default_factory=list)
@@ -125,7 +126,8 @@ class Stage:
             found = [index for index, (marker, *_) in enumerate(self._expected) if marker in prompt]
             assert found, f"no turn is due for {prompt!r}"
             best = max(found, key=lambda index: (len(self._expected[index][0]), -index))
-            record = Record(*self._expected.pop(best)[1:], list(request.input_ids))
+            due = self._expected.pop(best)[1:]
+            record = Record(*due, list(request.input_ids), list(request.image_data))
         self._by_rid[request.rid] = record
         self.records.append(record)
 
@@ -201,7 +203,9 @@ def served(kind, url, style, *, session=None, **options):
 def scripted(style):
     """A stage with the scripted engine, and its URL."""
     later = []
-    with start_scripted_server(lambda call: later[0].policy(call), style.tokenizer) as server:
+    with start_scripted_server(
+        lambda call: later[0].policy(call), style.tokenizer, takes_images=True
+    ) as server:
         stage = Stage(server.engine, style)
         later.append(stage)
         yield stage, server.url

@@ -7,7 +7,7 @@ from slime.serving.background import ServerHandle
 from tests.agent.drift.play import Conversation
 from tests.agent.drift.stage import Stage, Style, real, scripted, served, tiny
 from tests.agent.drift.traces import TRACES
-from tests.agent.drift.truth import check, check_prompts
+from tests.agent.drift.truth import check, check_images, check_prompts
 from tests.tiny import tiny_model_dir, tiny_tokenizer
 
 TINY = [
@@ -36,6 +36,7 @@ def play(trace, client, stage, url, **session):
         limit = trace.finish.get("max_sample_tokens", 0)
         check(stage.records, samples, server.adapter.manager.totals, max_tokens=limit)
         check_prompts(stage.records, server.adapter.model.template, stage.style.tokenizer)
+        check_images(stage.records, samples, server.adapter.model.template)
     assert [sample.metadata["segment"] for sample in samples] == list(trace.segments)
     return samples
 

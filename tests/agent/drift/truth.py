@@ -123,6 +123,21 @@ def check_prompts(records, template, tokenizer):
                 assert ends.count(True) == 1
 
 
+def check_images(records, samples, template):
+    """Prompts and rows hold the images of their history, in order, and a placeholder for each."""
+    token = template.report.image_token
+    for record in records:
+        assert record.images == [image for item in record.history for image in getattr(item, "images", ())]
+        if token:
+            assert record.input_ids.count(*template.encode(token)) == len(record.images)
+    for sample in samples:
+        held = [record.images for record in records if record.tokens[: len(sample.tokens)] == sample.tokens]
+        images = (sample.multimodal_inputs or {"images": []})["images"]
+        assert any(given[: len(images)] == images for given in held)
+        if token:
+            assert sample.tokens.count(*template.encode(token)) == len(images)
+
+
 def _find(part, tokens, start):
     """Where `part` stands in `tokens`, from `start` on."""
     size = len(part)

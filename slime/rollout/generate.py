@@ -10,6 +10,7 @@ import uuid
 from typing import Any, Protocol
 
 from slime.errors import ConfigError, DataError
+from slime.rollout.images import image_data
 from slime.rollout.seeds import with_call_seed
 from slime.utils.engine_client import EngineClient
 from slime.utils.types import Sample
@@ -39,13 +40,16 @@ async def generate_sample(
 ) -> Sample:
     """Grow `sample` by one engine call and return it. Within a rollout each call has a seed of its own.
 
+    The engine gets the images of `multimodal_inputs`; the prompt must hold a placeholder for each.
+
     Args:
         sampling_params: SGLang's; `max_new_tokens` is the budget of the whole response.
         max_context_len: most tokens of prompt and response.
         timeout: seconds for the call.
 
     Raises:
-        DataError: the prompt is empty, cannot be rendered, or does not fit the context.
+        DataError: the prompt is empty, cannot be rendered, or does not fit the context, or there is more than
+            images beside it.
         EngineError, DeadlineError: as `EngineClient.generate`.
     """
     if not sample.tokens:
@@ -60,6 +64,7 @@ async def generate_sample(
         rid=f"{sample.rollout_id}-{uuid.uuid4().hex}",
         routing_key=sample.session_id,
         timeout=timeout,
+        image_data=image_data(sample),
     )
     sample.append_response_tokens(
         args,

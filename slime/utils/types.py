@@ -89,6 +89,7 @@ class Sample:
     `group_index` names the prompt's group, `rollout_id` the execution (siblings share it), `index` the row.
     `tokens` holds prompt and response ids; every per-token list covers the response only.
     `rollout_log_probs` are natural logs under the sampling distribution, 0.0 where the mask is 0.
+    `multimodal_inputs` holds what the placeholders in `tokens` stand for, in order: ``{"images": [...]}``.
     """
 
     Status = SampleStatus

@@ -49,7 +49,8 @@ PIXTRAL = r"""
 {%- set ns = namespace(index=0) %}
 {%- for message in messages %}
 {%- if message.role in ('user', 'assistant') and not message.tool_calls %}
-{%- if (message.role == 'user') != (ns.index % 2 == 0) %}{{- raise_exception('roles must alternate') }}{%- endif %}
+{%- if (message.role == 'user') != (ns.index % 2 == 0) %}
+{{- raise_exception('roles must alternate') }}{%- endif %}
 {%- set ns.index = ns.index + 1 %}{%- endif %}
 {%- if message.role == 'user' %}{{- '[INST]' }}
 {%- if message.content is string %}{{- message.content }}{%- else %}

@@ -31,8 +31,9 @@ class Served:
         sampled: the tokens of each of its answers, in the order of the calls.
     """
 
-    def __init__(self, adapter, handle, engine, sampled):
-        self.adapter, self.handle, self.engine, self.sampled = adapter, handle, engine, sampled
+    def __init__(self, adapter, handle, started, sampled):
+        self.adapter, self.handle, self.sampled = adapter, handle, sampled
+        self.engine, self.engine_url = started.engine, started.url
         self.url = handle.url
 
     def finish(self, sid=SID, **options):
@@ -60,10 +61,10 @@ class Served:
 
 
 @contextmanager
-def served(kind, answers, *, family="qwen3", sid=SID, session=None, wrap=lambda t: t, **options):
+def served(kind, answers, *, family="qwen3", sid=SID, session=None, engine=None, wrap=lambda t: t, **options):
     """An adapter of class `kind` before an engine that gives `answers`: a function of the call, or a list.
 
-    `wrap` makes of the engine's tokenizer the adapter's.
+    `wrap` makes of the engine's tokenizer the adapter's; `engine` are options of the engine.
     """
     tokenizer = family_tokenizer(family)
     script = list(answers) if not callable(answers) else None
@@ -75,13 +76,13 @@ def served(kind, answers, *, family="qwen3", sid=SID, session=None, wrap=lambda 
         sampled.append(list(script_of(answer, call.params, tokenizer).token_ids))
         return answer
 
-    with start_scripted_server(policy, tokenizer) as engine:
-        adapter = kind(tokenizer=wrap(tokenizer), sglang_url=engine.url, **options)
+    with start_scripted_server(policy, tokenizer, **(engine or {})) as started:
+        adapter = kind(tokenizer=wrap(tokenizer), sglang_url=started.url, **options)
         if sid is not None:
             adapter.open_session(sid, **(session or {}))
         handle = run_app_in_thread(adapter.app)
         try:
-            yield Served(adapter, handle, engine.engine, sampled)
+            yield Served(adapter, handle, started, sampled)
         finally:
             handle.stop()
 

@@ -188,3 +188,12 @@ def test_a_function_that_shapes_rewards_wrongly_is_named(name, message):
     with pytest.raises((HookError, RewardError), match=message) as caught:
         to_train_samples([[sample(0), sample(1)]], SimpleNamespace(custom_reward_post_process_path=path))
     assert f"--custom-reward-post-process-path ({path})" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["multimodal_inputs", "multimodal_train_inputs"])
+def test_images_are_refused_by_the_samples_name(field):
+    held = sample(index=17, **{field: {"images": ["data:,x"]}})
+    with pytest.raises(DataError, match=rf"sample 17 .*: {field} holds images"):
+        to_train_samples([[held]], ARGS)
+    held.remove_sample = True
+    assert not to_train_samples([[held]], ARGS)[0].votes

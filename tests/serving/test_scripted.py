@@ -197,3 +197,16 @@ def test_a_script_is_a_prefix_of_its_answer_within_the_limit(ids, limit, ignore_
         assert 2 not in script.token_ids[:-1]
     if script.ending["type"] == "length":
         assert count == limit
+
+
+def test_images_are_told_to_the_policy_where_the_engine_takes_them():
+    with serve(lambda call: ScriptedAnswer(token_ids=[70]), takes_images=True) as server:
+        for images in (["a", "b"], "a", None):
+            ok(server.url, "/generate", {"input_ids": [5], "image_data": images})
+        batch = {"input_ids": [[5], [6]], "image_data": [["a"], ["b", "c"]]}
+        ok(server.url, "/generate", batch)
+        told = [call.images for call in server.engine.calls]
+        assert told == [("a", "b"), ("a",), (), ("a",), ("b", "c")]
+        assert ok(server.url, "/model_info")["has_image_understanding"]
+        status, answer = call(server.url, "/generate", {"input_ids": [5], "image_data": [3]})
+        assert status == 400 and "image_data must be a URL or a list of URLs" in str(answer)

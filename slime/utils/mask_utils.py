@@ -153,7 +153,7 @@ class MultiTurnLossMaskGenerator:
 
         That earlier turns are shown without their reasoning is what the model sees when it generates.
         """
-        inline, _, content = message["content"].rpartition("</think>")
+        inline, _, content = _text_of(message["content"], name).rpartition("</think>")
         reasoning = str(message.get("reasoning_content") or inline.rpartition("<think>")[2])
         said = {"content": content, "reasoning": reasoning if is_last else ""}
         for what in (what for what, words in said.items() if words.strip() not in shown):

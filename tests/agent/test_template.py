@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from slime.agent.template import ChatTemplate
 from slime.agent.template_probe import Renderer, TemplateRefusalError
 from slime.errors import ModelError
-from tests.agent.templates import FAMILIES, family_tokenizer
+from tests.agent.templates import FAMILIES, IMAGE_FAMILIES, family_tokenizer
 from tests.agent.tokenizers import NAMES, real_tokenizer
 
 TOOL = {
@@ -113,7 +113,7 @@ def test_pieces_decode_to_the_whole_rendering(name):
     check()
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *(f"real:{name}" for name in NAMES)])
+@pytest.mark.parametrize("name", [*FAMILIES, *IMAGE_FAMILIES, *(f"real:{name}" for name in NAMES)])
 def test_a_continuation_is_what_the_template_shows_behind_the_turn_in_its_real_history(name):
     template, tokenizer = chat(name)
     mark = "zqlastqz"
@@ -162,7 +162,7 @@ def test_a_turn_that_ends_with_the_next_role_keeps_a_marker_of_another_role():
     assert {observation, spoke} <= template.stop_ids
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *(f"real:{name}" for name in NAMES)])
+@pytest.mark.parametrize("name", [*FAMILIES, *IMAGE_FAMILIES, *(f"real:{name}" for name in NAMES)])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_control_tokens_in_text_stay_text(name, data):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slime.agent.template import ChatTemplate
 from slime.errors import ConfigError, DataError, ModelError
 from slime.utils.mask_utils import TOKENIZER_TYPES, MultiTurnLossMaskGenerator
-from tests.agent.templates import FAMILIES, family_tokenizer
+from tests.agent.templates import FAMILIES, IMAGE_FAMILIES, family_tokenizer
 from tests.agent.tokenizers import NAMES, real_tokenizer
 from tests.tiny import tiny_tokenizer
 
@@ -320,3 +320,16 @@ def test_a_response_goes_from_the_first_trained_token_to_the_end():
 def test_texts_of_a_mask_of_another_length_are_refused():
     with pytest.raises(ValueError):
         generator("chatml").get_text_from_loss_mask([1, 2], [1])
+
+
+@pytest.mark.parametrize("name", IMAGE_FAMILIES)
+def test_templates_of_models_that_take_images_train_on_text(name):
+    masks, messages = generator(name), [user("a"), assistant("b"), user("c"), assistant("d")]
+    ids, mask = masks.get_loss_mask(messages)
+    end = masks.report.ends[0]
+    assert [text.strip() for text in masks.get_text_from_loss_mask(ids, mask)] in (
+        [f"b{end}", f"d{end}"],
+        [f"b {end}", f"d {end}"],
+    )
+    fitted = masks.report.fit.messages(messages)
+    assert tokenizer_of(name).decode(ids) == tokenizer_of(name).apply_chat_template(fitted, tokenize=False)

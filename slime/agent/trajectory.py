@@ -223,7 +223,8 @@ def _sample(
         rollout_log_probs=row.log_probs(),
         weight_versions=_versions(row),
         reward=copy.deepcopy(reward),
-        rollout_routed_experts=_routed_experts(row),
+        # Routes are the engine's, of images that it expanded: they fit other positions than the row's.
+        rollout_routed_experts=None if images else _routed_experts(row),
         status=_status(row),
         metadata=copy.deepcopy(base.metadata) | row.describe() | copy.deepcopy(dict(extra)),
         prefix_cache_info=Sample.PrefixCacheInfo(

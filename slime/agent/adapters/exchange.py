@@ -168,7 +168,7 @@ class Exchange:
             usage=Usage(
                 prompt_tokens=len(self.prompt.ids),
                 completion_tokens=len(generation.output_ids),
-                cached_tokens=int(generation.meta_info.get("cached_tokens") or 0),
+                cached_tokens=_cached(generation, self.prompt),
                 reasoning_tokens=self.count_reasoning(self.output.parsed.reasoning),
             ),
         )
@@ -247,13 +247,18 @@ def turn_record(
             for span in generation.weight_versions
         ],
         routed_experts=meta.get("routed_experts"),
-        cached_tokens=int(meta.get("cached_tokens") or 0),
+        cached_tokens=_cached(generation, prompt),
         origin=request.origin.kind,
         agent=request.origin.agent,
         handles=writer.handles,
         opening=prompt.opening,
         images=prompt.images,
     )
+
+
+def _cached(generation: Generation, prompt: Prompt) -> int:
+    """Cached tokens of the prompt; the engine also counts what it expanded images to."""
+    return min(int(generation.meta_info.get("cached_tokens") or 0), len(prompt.ids))
 
 
 def message_of(parsed: ParsedModelOutput, writer: ReplyWriter) -> Message:

@@ -130,6 +130,13 @@ def seeds():
     )
     found["responses"].append({"model": "m", "input": "hi", "instructions": "be brief", "stream": True})
     found["messages"].append({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]})
+    url, source = "data:image/png;base64,AAAA", {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    chat = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "see"}]
+    found["chat"].append({"model": "m", "messages": [{"role": "user", "content": chat}]})
+    shown = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+    found["responses"].append({"model": "m", "input": shown})
+    messages = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    found["messages"].append({"model": "m", "max_tokens": 5, "messages": messages})
     return found
 
 

@@ -144,11 +144,15 @@ def finish(server, sid):
     return samples
 
 
-@pytest.mark.parametrize("tool_parser", [None, "qwen3_coder"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tool_parser": "qwen3_coder"}, {"family": "qwen_vl", "engine": {"takes_images": True}}],
+    ids=["text", "qwen3_coder", "images"],
+)
 @pytest.mark.parametrize("protocol", list(PATHS))
-def test_any_body_gets_an_answer_or_a_refusal_in_the_protocols_shape(protocol, tool_parser):
+def test_any_body_gets_an_answer_or_a_refusal_in_the_protocols_shape(protocol, options):
     valid, statuses = seeds()[protocol], {}
-    with fuzzed(protocol, tool_parser=tool_parser) as (server, records):
+    with fuzzed(protocol, **options) as (server, records):
         client = Client(server.url)
         for number, source in cases(SECONDS / 15):
             sid = f"s{number // CASES_PER_SESSION}"

@@ -31,9 +31,8 @@ class Served:
         sampled: the tokens of each of its answers, in the order of the calls.
     """
 
-    def __init__(self, adapter, handle, started, sampled):
-        self.adapter, self.handle, self.sampled = adapter, handle, sampled
-        self.engine, self.engine_url = started.engine, started.url
+    def __init__(self, adapter, handle, engine, sampled):
+        self.adapter, self.handle, self.engine, self.sampled = adapter, handle, engine, sampled
         self.url = handle.url
 
     def finish(self, sid=SID, **options):
@@ -82,7 +81,7 @@ def served(kind, answers, *, family="qwen3", sid=SID, session=None, engine=None,
             adapter.open_session(sid, **(session or {}))
         handle = run_app_in_thread(adapter.app)
         try:
-            yield Served(adapter, handle, started, sampled)
+            yield Served(adapter, handle, started.engine, sampled)
         finally:
             handle.stop()
 

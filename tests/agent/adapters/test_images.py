@@ -8,10 +8,11 @@ from slime.agent.adapters import AnthropicAdapter, OpenAIAdapter
 from slime.agent.adapters import images as gate
 from slime.errors import ConfigError, DataError
 from slime.rollout.convert import to_train_samples
-from slime.serving.scripted import ScriptedAnswer
+from slime.serving.scripted import ScriptedAnswer, start_scripted_server
 from slime.utils.engine_client import EngineClient
 from tests.agent.drift.script import picture
 from tests.agent.kit import SID, TOOL, served
+from tests.agent.templates import family_tokenizer
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -250,8 +251,9 @@ def test_a_client_without_images_sends_none():
 
 
 def test_the_engine_client_sends_images_beside_the_ids():
-    with vision(["ok"], sid=None) as server:
-        client = EngineClient(server.engine_url)
+    policy, tokenizer = (lambda call: ScriptedAnswer(token_ids=[70])), family_tokenizer("qwen_vl")
+    with start_scripted_server(policy, tokenizer, takes_images=True) as server:
+        client = EngineClient(server.url)
         answer = asyncio.run(client.generate([5], {}, timeout=20, image_data=[A, B]))
-        assert answer.output_ids == server.sampled[0]
+        assert answer.output_ids == [70]
         assert server.engine.calls[0].images == (A, B)

@@ -35,10 +35,10 @@ def one_thread():
 @functools.cache
 def models_of(folder, name):
     """The trainer of a case, and its critic where it has one."""
-    algorithm = CASES[name]
-    critic = make_critic(folder, lr=0.0, value_clip=algorithm.value_clip)
-    is_ppo = algorithm.advantage_estimator == "ppo"
-    return make_trainer(folder, algorithm=algorithm, lr=0.0), critic if is_ppo else None
+    algorithm, critic = CASES[name], None
+    if algorithm.advantage_estimator == "ppo":
+        critic = make_critic(folder, lr=0.0, value_clip=algorithm.value_clip)
+    return make_trainer(folder, algorithm=algorithm, lr=0.0), critic
 
 
 def train(algorithm, trainer, critic, rows):

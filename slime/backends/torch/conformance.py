@@ -180,6 +180,9 @@ class _Recorder:
         self._steps.append(_Step(self._model, rows, _gradient(self._model), loss))
         return metrics
 
+    def sleep(self) -> None:
+        """Nothing: the next run is at once, and giving memory back takes longer than a run."""
+
 
 def _run(
     models: Sequence[_Model], train: Train, rows: Sequence[TrainSample], packing: Packing

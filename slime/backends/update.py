@@ -23,6 +23,7 @@ from slime.errors import DataError
 from slime.train.advantages import Estimator, TokenAdvantages, TokenInputs, estimator_name, token_advantages
 from slime.train.aggregate import Aggregation, row_weights
 from slime.train.batch import TrainSample
+from slime.train.carry import Carry, Waiting, full_steps, renumbered
 from slime.train.kl import kl_type
 from slime.train.rewards import sum_sibling_rewards
 from slime.train.schedule import split_steps
@@ -40,12 +41,14 @@ class RolloutUpdate:
         steps: of the actor; none while a critic warms up.
         critic_steps: of the critic, where there is one.
         timing: full metric names, e.g. ``perf/train_time``.
+        waiting: rows that fill no step, and are to be carried to the next rollout step.
     """
 
     steps: list[dict[str, float]]
     rollout: dict[str, float]
     critic_steps: list[dict[str, float]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
+    waiting: tuple[Waiting, ...] = ()
 
     def metrics(self) -> dict[str, float]:
         """One value a name: ``train/`` over the steps, ``train/critic-`` the critic's, ``rollout/`` of all.
@@ -65,14 +68,16 @@ def train_on_rollouts(
     rollouts_per_step: int,
     hooks: TrainHooks = NO_HOOKS,
     critic: CriticTraining | None = None,
+    carry: Carry | None = None,
 ) -> RolloutUpdate:
     """Train on all samples of a rollout, in steps of `rollouts_per_step` rollouts.
 
-    A critic is asked for its values first, and trained on the returns before the actor.
+    A critic is asked for its values first, and trained on the returns before the actor. With `carry`, rows
+    that waited train first, in full steps; what fills none is in `RolloutUpdate.waiting`.
 
     Old log-probs are the engine's with ``--use-rollout-logprobs``, and always for stale rows, which an older
-    policy than the newest of the batch sampled. Of the others, those in the first step are exactly on-policy
-    and reuse their own, and those in later steps are computed before the weights move.
+    policy than the newest of the batch sampled, or that waited. Of the others, those in the first step are
+    exactly on-policy and reuse their own, and those in later steps are computed before the weights move.
 
     Raises:
         RolloutFailedError: no sample votes.
@@ -80,24 +85,23 @@ def train_on_rollouts(
         HookError: one of `hooks` raised or broke its contract.
     """
     if algorithm.loss_type == "sft_loss":
-        return _train_on_conversations(trainer, samples, algorithm, rollouts_per_step)
+        return _train_on_conversations(trainer, samples, algorithm, rollouts_per_step, carry)
     if algorithm.sibling_reward == "sum":
         samples = sum_sibling_rewards(samples)
     check_trains(samples)
-    steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
-    newest = max(sample.policy_version for sample in samples)
-    stale = frozenset(s.index for s in _flat(steps) if s.policy_version < newest and s.trained_tokens)
-    before = _log_probs(trainer, _rows_to_score(steps, stale, algorithm, hooks), reference=False)
+    deal = _deal(samples, rollouts_per_step, carry)
+    steps, stale = deal.steps, deal.stale(max(sample.policy_version for sample in samples))
+    before = _log_probs(trainer, _rows_to_score(deal, stale, algorithm, hooks), reference=False)
     old = _old_log_probs(steps, stale, before, algorithm)
     if hooks.loss is not None:
         old = {**before, **old}
     has_reference = bool(algorithm.use_kl_loss or algorithm.kl_coef)
-    reference = _log_probs(trainer, _flat(steps), reference=True) if has_reference else {}
+    reference = _log_probs(trainer, deal.rows, reference=True) if has_reference else {}
     values = None if critic is None else values_before(critic.critic, _flat(steps))
     teacher = {s.index: s.teacher_log_probs for s in samples if s.teacher_log_probs is not None}
     inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values, teacher_log_probs=teacher)
     if not algorithm.compute_advantages_and_returns:
-        inputs = replace(inputs, advantages={s.index: [0.0] * s.response_length for s in _flat(steps)})
+        inputs = replace(inputs, advantages={s.index: [0.0] * s.response_length for s in samples})
     estimator = _estimator(algorithm)
     if hooks.advantages is not None:
         inputs = hooked_inputs(samples, estimator, inputs, hooks.advantages, hooks.args)
@@ -112,6 +116,7 @@ def train_on_rollouts(
             return RolloutUpdate(steps=[], rollout=rollout, critic_steps=critic_steps)
     advantages = {index: tuple(values.tolist()) for index, values in found.advantages.items()}
     check_groups(samples, advantages, algorithm)
+    advantages |= deal.waited
     metrics = []
     for step, weight in zip(steps, weights, strict=True):
         ratios = _sequence_ratios(trainer, step, old) if _needs_sequence_ratio(algorithm) else {}
@@ -119,26 +124,69 @@ def train_on_rollouts(
         kept = reference if algorithm.use_kl_loss else {}
         rows = _step_rows(step, advantages, old, kept, ratios, stale, weight, factors)
         metrics.append(trainer.step(rows) | factor_metrics)
-    return RolloutUpdate(steps=metrics, rollout=rollout, critic_steps=critic_steps)
+    waiting = deal.waiting(advantages)
+    return RolloutUpdate(steps=metrics, rollout=rollout, critic_steps=critic_steps, waiting=waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deal:
+    """The rows of a rollout step, dealt over optimizer steps.
+
+    Attributes:
+        rest: rows that fill no step, and wait.
+        waited: advantages by index of the rows that waited for this rollout step.
+    """
+
+    steps: list[list[TrainSample]]
+    rest: list[TrainSample]
+    waited: dict[int, tuple[float, ...]]
+
+    @property
+    def rows(self) -> list[TrainSample]:
+        """All rows."""
+        return [*_flat(self.steps), *self.rest]
+
+    def stale(self, newest: int) -> frozenset[int]:
+        """Indices of the rows that train now and were sampled by another policy than version `newest`."""
+        rows = [sample for sample in _flat(self.steps) if sample.trained_tokens]
+        return frozenset(s.index for s in rows if s.policy_version < newest or s.index in self.waited)
+
+    def waiting(self, advantages: LogProbs) -> tuple[Waiting, ...]:
+        """The rest, with its advantages."""
+        return tuple(Waiting(sample, advantages[sample.index]) for sample in self.rest)
+
+
+def _deal(samples: Sequence[TrainSample], rollouts_per_step: int, carry: Carry | None) -> _Deal:
+    late = [] if carry is None else renumbered(carry.waiting)
+    pool = [*(row.sample for row in late), *samples]
+    waited = {row.sample.index: row.advantages for row in late}
+    if carry is None or carry.is_last:
+        return _Deal(split_steps(pool, rollouts_per_step=rollouts_per_step), [], waited)
+    steps, rest = full_steps(pool, rollouts_per_step=rollouts_per_step)
+    return _Deal(steps, rest, waited)
 
 
 def _train_on_conversations(
-    trainer: Trainer, samples: Sequence[TrainSample], algorithm: AlgorithmConfig, rollouts_per_step: int
+    trainer: Trainer,
+    samples: Sequence[TrainSample],
+    algorithm: AlgorithmConfig,
+    rollouts_per_step: int,
+    carry: Carry | None,
 ) -> RolloutUpdate:
     """Supervised fine-tuning: every trained token has the advantage 1, and the policy is its own old one."""
     check_trains(samples)
-    steps = split_steps(samples, rollouts_per_step=rollouts_per_step)
-    ones = {sample.index: tuple(map(float, sample.loss_mask)) for sample in _flat(steps)}
+    deal = _deal(samples, rollouts_per_step, carry)
+    ones = {sample.index: tuple(map(float, sample.loss_mask)) for sample in deal.rows}
     metrics = [
         trainer.step(_step_rows(step, ones, {}, {}, {}, frozenset(), _weights(step, algorithm), {}))
-        for step in steps
+        for step in deal.steps
     ]
     rollout = {
-        "steps": float(len(steps)),
-        "samples": float(len(ones)),
+        "steps": float(len(deal.steps)),
+        "samples": float(sum(sample.votes for sample in samples)),
         "tokens": float(sum(sample.trained_tokens for sample in samples)),
     }
-    return RolloutUpdate(steps=metrics, rollout=rollout)
+    return RolloutUpdate(steps=metrics, rollout=rollout, waiting=deal.waiting(ones))
 
 
 def _weights(step: Sequence[TrainSample], algorithm: AlgorithmConfig) -> dict[int, float]:
@@ -174,18 +222,15 @@ def _sequence_ratios(trainer: Trainer, step: Sequence[TrainSample], old: LogProb
 
 
 def _rows_to_score(
-    steps: Sequence[Sequence[TrainSample]],
-    stale: AbstractSet[int],
-    algorithm: AlgorithmConfig,
-    hooks: TrainHooks,
+    deal: _Deal, stale: AbstractSet[int], algorithm: AlgorithmConfig, hooks: TrainHooks
 ) -> list[TrainSample]:
     """Rows whose log-probs under the weights before the first step are needed."""
     has_users = hooks.advantages is not None or hooks.loss is not None
     if algorithm.kl_coef or algorithm.use_opd or has_users or needs_trainer_log_probs(algorithm, hooks):
-        return _flat(steps)
+        return deal.rows
     if algorithm.use_rollout_logprobs:
         return []
-    return [sample for sample in _flat(steps[1:]) if sample.index not in stale]
+    return [sample for sample in _flat(deal.steps[1:]) if sample.index not in stale]
 
 
 def _old_log_probs(

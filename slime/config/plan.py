@@ -5,6 +5,7 @@ Invariant: no other module derives a batch quantity from flags again.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -28,10 +29,14 @@ class Plan:
     evaluations: int
     critic_only_rollout_steps: int = 0
     critic_epochs: int = 0
+    carries: bool = False
 
     def actor_steps(self, rollout_steps: int) -> int:
         """The actor's optimizer steps in the rollout steps before this one, from step 0 on."""
         trained = max(rollout_steps - self.critic_only_rollout_steps, 0)
+        if self.carries and self.rollouts_per_optimizer_step:
+            rollouts, each = trained * self.rollouts_per_rollout_step, self.rollouts_per_optimizer_step
+            return math.ceil(rollouts / each) if rollout_steps == self.rollout_steps else rollouts // each
         return trained * self.optimizer_steps_per_rollout_step
 
     def critic_steps(self, rollout_steps: int) -> int:
@@ -47,14 +52,18 @@ class Plan:
             f"a rollout step          {self.prompts_per_rollout_step} prompts x {self.rollouts_per_prompt} = "
             f"{self.rollouts_per_rollout_step} rollouts"
             + ("" if cap is None else f", at most {cap:,} response tokens"),
-            f"an optimizer step       {self.rollouts_per_optimizer_step} rollouts; "
-            f"{self.optimizer_steps_per_rollout_step} per rollout step",
+            f"an optimizer step       {self.rollouts_per_optimizer_step} rollouts; " + self._steps_line(),
             f"the run                 {self.rollout_steps} rollout steps, "
             f"{self.optimizer_steps} optimizer steps"
             + (f", from step {self.first_rollout_step}" if self.first_rollout_step else ""),
             *self._critic_lines(),
             f"evaluations             {self.evaluations}",
         ]
+
+    def _steps_line(self) -> str:
+        if self.carries and self.rollouts_per_rollout_step % self.rollouts_per_optimizer_step:
+            return "what fills none waits for the next rollout step"
+        return f"{self.optimizer_steps_per_rollout_step} per rollout step"
 
     def _critic_lines(self) -> list[str]:
         if not self.critic_epochs:
@@ -88,9 +97,8 @@ def make_plan(
     per_step = rollouts_per_optimizer_step(data)
     steps_each = math.ceil(rollouts / per_step) if per_step else 0
     rollout_steps = _rollout_steps(data, prompts_in_data)
-    trained_from = max(first_rollout_step, critic_only_rollout_steps)
     cap = rollout.rollout_max_response_len
-    return Plan(
+    plan = Plan(
         prompts_in_data=prompts_in_data,
         prompts_per_rollout_step=prompts,
         rollouts_per_prompt=data.n_samples_per_prompt,
@@ -99,12 +107,15 @@ def make_plan(
         optimizer_steps_per_rollout_step=steps_each,
         rollout_steps=rollout_steps,
         first_rollout_step=first_rollout_step,
-        optimizer_steps=max(rollout_steps - trained_from, 0) * steps_each,
+        optimizer_steps=0,
         response_tokens_per_rollout_step=None if cap is None else rollouts * cap,
         evaluations=len(evaluation_steps(evaluation, first_rollout_step, rollout_steps)),
         critic_only_rollout_steps=critic_only_rollout_steps,
         critic_epochs=critic_epochs,
+        carries=data.incomplete_step == "carry",
     )
+    steps = plan.actor_steps(rollout_steps) - plan.actor_steps(min(first_rollout_step, rollout_steps))
+    return dataclasses.replace(plan, optimizer_steps=steps)
 
 
 def old_log_probs(algorithm: AlgorithmConfig, optimizer_steps_per_rollout_step: int) -> str:

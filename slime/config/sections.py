@@ -63,6 +63,13 @@ class DataConfig:
     rollout_batch_size: int | None = flag(None, "prompts per rollout step", "int", at_least=1)
     n_samples_per_prompt: int = flag(1, "rollouts per prompt (the size of a group)", "int", at_least=1)
     global_batch_size: int | None = flag(None, "rollouts per optimizer step", "int", at_least=1)
+    incomplete_step: str = flag(
+        "train",
+        "rollouts that fill no optimizer step: train deals all over steps of nearly equal size, each weighed "
+        "by its own; carry lets the rest wait for the next rollout step (the last one trains all)",
+        "str",
+        choices=["train", "carry"],
+    )
     num_steps_per_rollout: int | None = flag(
         None, "optimizer steps per rollout step; gives --global-batch-size", "int", at_least=1
     )

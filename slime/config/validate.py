@@ -141,7 +141,14 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
     rollouts = (data.rollout_batch_size or 0) * data.n_samples_per_prompt
     per_step = rollouts_per_optimizer_step(data)
-    if rollouts and per_step > rollouts:
+    carries = data.incomplete_step == "carry"
+    if carries and config.has_critic:
+        yield Problem(
+            "--incomplete-step",
+            "carry and a critic exclude each other: returns of an older critic would be learned anew",
+            "train",
+        )
+    if rollouts and per_step > rollouts and not carries:
         yield Problem(
             "--global-batch-size",
             f"a step of {per_step} rollouts is never full: a rollout step makes {rollouts}",
@@ -246,8 +253,8 @@ def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("loss_mask_type", config.learns_from_data, "--loss-type sft_loss"),
         (
             "compute_advantages_and_returns",
-            config.learns_from_data or (is_custom and algorithm.advantage_estimator != "ppo"),
-            "--loss-type sft_loss or custom_loss, and without a critic",
+            config.learns_from_data or is_custom,
+            "--loss-type sft_loss or custom_loss",
         ),
         ("custom_loss_function_path", is_custom, "--loss-type custom_loss"),
         (
@@ -406,11 +413,11 @@ def _doubtful(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
     rollouts = (data.rollout_batch_size or 0) * data.n_samples_per_prompt
     per_step = rollouts_per_optimizer_step(data)
-    if per_step and rollouts % per_step:
+    if per_step and rollouts % per_step and data.incomplete_step == "train":
         yield Problem(
             "--global-batch-size",
-            f"{rollouts} rollouts do not divide by {per_step}: the last step of each rollout step is smaller",
-            "its mean is over its own rollouts; nothing is dropped",
+            f"{rollouts} rollouts do not divide by {per_step}: the steps of a rollout step differ in size",
+            "nothing is dropped: each weighs its own rollouts; --incomplete-step carry makes full ones",
             warning=True,
         )
     if (rollout.rollout_top_p < 1 or rollout.rollout_top_k > 1) and not config.run.debug_rollout_only:

@@ -38,6 +38,7 @@ from slime.errors import CheckpointError
 from slime.rollout.hooks import load_hook
 from slime.serving.weights.shared import SharedWeights
 from slime.train.batch import TrainSample
+from slime.train.carry import Carry, Waiting, from_json, to_json
 from slime.utils.parts import Part, declare, files_below
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 CRITIC = "critic"
 """Folder of the critic's state inside the trainer's."""
+WAITING = "waiting.json"
+"""File there of the rows that wait for a full optimizer step."""
 
 
 def on_one_thread(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -78,6 +81,7 @@ class TrainActor:
         self._plan = plan
         self._stopped = threading.Event()
         self._weights: SharedWeights | None = None
+        self._waiting: Sequence[Waiting] = ()
 
     def meet(self) -> int:
         """Open the place where the ranks meet, on loopback; returns its port."""
@@ -123,13 +127,15 @@ class TrainActor:
             rollouts_per_step=self._plan.rollouts_per_optimizer_step,
             hooks=self._hooks,
             critic=self._critic_training(step),
+            carry=self._carry(step),
         )
+        self._waiting = update.waiting
         self._trainer.sleep()
         self._publish()
         seconds = time.perf_counter() - started
         tokens = sum(len(sample.tokens) for sample in samples)
         timing = {"perf/train_time": seconds, "perf/actor_train_tok_per_s": tokens / seconds}
-        return replace(update, timing=timing)
+        return replace(update, timing=timing, waiting=())
 
     @on_one_thread
     def log_probs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
@@ -146,6 +152,8 @@ class TrainActor:
             self._critic.save(Path(folder) / CRITIC)
         if not self.ranks.is_first:
             return []
+        if self._waiting:
+            (Path(folder) / WAITING).write_text(to_json(self._waiting), encoding="utf-8")
         return declare(Path(folder).parents[1], files_below(Path(folder)))
 
     @on_one_thread
@@ -177,6 +185,8 @@ class TrainActor:
             self._critic.load(
                 place / CRITIC, restart_at=None if restart_at is None else plan.critic_steps(restart_at)
             )
+        if restart_at is None and (place / WAITING).is_file():
+            self._waiting = from_json((place / WAITING).read_text(encoding="utf-8"))
         self._publish()
 
     def stop(self) -> None:
@@ -184,6 +194,11 @@ class TrainActor:
         if self._weights is not None:
             self._weights.unlink()
         self._stopped.set()
+
+    def _carry(self, step: int) -> Carry | None:
+        if self._config.data.incomplete_step != "carry":
+            return None
+        return Carry(waiting=self._waiting, is_last=step + 1 == self._plan.rollout_steps)
 
     def _critic_training(self, step: int) -> CriticTraining | None:
         if self._critic is None:

@@ -124,6 +124,7 @@ def test_flags_are_never_abbreviated(base):
         ),
         (["--opd-kl-coef", "0.5"], "has no effect without --use-opd"),
         (["--use-opd", "--rm-type", "remote_rm", "--rm-url", "http://x"], "both read --rm-url"),
+        (["--incomplete-step", "carry", "--advantage-estimator", "ppo"], "carry and a critic exclude"),
         (["--tis-level", "sequence"], "has no effect without --use-tis"),
         (["--rs-level", "sequence"], "has no effect without --use-rs"),
         (["--use-rs", "--rs-lower-bound", "3"], "is above --rs-upper-bound"),
@@ -205,6 +206,11 @@ def test_a_teacher_needs_no_group_and_is_compared_at_temperature_1(base):
     words = ["--use-opd", "--rm-url", "http://x/generate", "--n-samples-per-prompt", "1"]
     config = load_config([*base, *words, "--rollout-temperature", "0.7"])
     assert any("teacher" in problem.message for problem in config.warnings)
+
+
+def test_a_step_larger_than_a_rollout_step_is_filled_by_several_where_rollouts_wait(base):
+    config = load_config([*base, "--global-batch-size", "64", "--incomplete-step", "carry"])
+    assert config.plan(1).optimizer_steps == 5
 
 
 def test_all_problems_are_reported_together(base):

@@ -33,6 +33,8 @@ class MemoryEstimate:
         optimizer: AdamW's two moments.
         activations: what the backward of one micro-batch of `tokens` tokens needs.
         logits: those held at once.
+        loading: the models while they are read, which each of several train processes holds whole.
+        processes: over which weights, gradients and moments are spread.
     """
 
     weights: int
@@ -41,18 +43,21 @@ class MemoryEstimate:
     activations: int
     logits: int
     tokens: int
+    loading: int = 0
+    processes: int = 1
 
     @property
     def total(self) -> int:
         """All of it, and a fifth for holes of the heap."""
         parts = self.weights + self.gradients + self.optimizer + self.activations + self.logits
-        return int(_HEAP * parts)
+        return int(_HEAP * max(parts, self.loading))
 
     def line(self) -> str:
         """As the plan shows it."""
         parts = ("weights", "gradients", "optimizer", "activations", "logits")
         shown = ", ".join(f"{name} {_gib(getattr(self, name))}" for name in parts)
-        return f"about {_gib(self.total)} GiB ({shown}) with {self.tokens:,} tokens in a micro-batch"
+        each = f" in each of {self.processes} processes" if self.processes > 1 else ""
+        return f"about {_gib(self.total)} GiB{each} ({shown}) with {self.tokens:,} tokens in a micro-batch"
 
 
 def estimate_memory(
@@ -76,14 +81,19 @@ def estimate_memory(
     adapters = train.lora_rank * sum(map(sum, adapted.values()))
     merged = sum(map(math.prod, adapted.values()))
     trained = adapters if train.lora_rank else count
+    ranks, ends = train.actor_num_gpus_per_node, 2 * shape.vocabulary * shape.hidden
+    gathered = ends if ranks > 1 else 0
     chunk = train.log_probs_chunk_size if train.log_probs_chunk_size > 0 else default_chunk(shape.vocabulary)
     return MemoryEstimate(
-        weights=_FLOAT * (count * (1 + has_reference) + adapters + merged) + 2 * half * count,
-        gradients=_FLOAT * (trained if train.lora_rank else trained + 2 * shape.vocabulary * shape.hidden),
-        optimizer=2 * _FLOAT * trained,
+        weights=(_FLOAT * (count * (1 + has_reference) + adapters + merged) + 2 * half * count) // ranks
+        + _FLOAT * gathered,
+        gradients=_FLOAT * (trained // ranks if train.lora_rank else trained // ranks + ends),
+        optimizer=2 * _FLOAT * trained // ranks,
         activations=activation_bytes(shape, tokens, half=half, recompute=train.gradient_checkpointing),
         logits=(_FLOAT + 2 * half) * shape.vocabulary * min(chunk, tokens),
         tokens=tokens,
+        loading=_FLOAT * count * (1 + has_reference) if ranks > 1 else 0,
+        processes=ranks,
     )
 
 

@@ -186,6 +186,17 @@ def test_an_error_of_one_rank_is_raised_on_all(folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def given_other_rows(ranks, folder):
+    trainer = make_trainer(folder, ranks=ranks, **DYNAMIC)
+    with pytest.raises(DataError, match="were given different rows") as caught:
+        trainer.log_probs(group_samples()[ranks.rank :])
+    return "no random numbers" in str(caught.value)
+
+
+def test_ranks_that_are_given_different_rows_say_so_and_do_not_wait(folder):
+    assert run_group(2, given_other_rows, folder) == [True, True]
+
+
 def left_alone(ranks):
     if ranks.rank == 1:
         return "gone"

@@ -79,6 +79,14 @@ def test_adapters_are_counted_exactly(tmp_path):
         assert (found.gradients, found.optimizer) == (4 * trained, 8 * trained)
 
 
+def test_several_processes_share_weights_and_moments_but_each_loads_the_whole(tmp_path):
+    folder = tiny_model_dir(tmp_path / "m")
+    count = sum(p.numel() for p in tiny_model().parameters())
+    found = estimated(folder, flags(actor_num_gpus_per_node=4))
+    assert (found.weights, found.optimizer) == (count + 4 * 2 * 259 * 64, 2 * count)
+    assert found.loading == 4 * count and "in each of 4 processes" in found.line()
+
+
 def test_a_micro_batch_is_the_budget_or_the_longest_row_or_rows():
     assert micro_batch_tokens(TrainConfig(**flags()), None) == 2048
     assert micro_batch_tokens(TrainConfig(**flags()), 5000) == 5000

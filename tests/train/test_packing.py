@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.train.packing import Packing, micro_batches, pack_rows, pack_tokens
@@ -9,6 +9,7 @@ from slime.train.tree import build_forest, prefix_tokens
 rows_st = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=20)
 
 
+@settings(deadline=None)
 @given(rows_st, st.integers(1, 40), st.booleans())
 def test_every_row_once_and_within_the_budget(rows, budget, share):
     packs = pack_tokens(rows, max_tokens=budget, share_prefixes=share)
@@ -18,6 +19,7 @@ def test_every_row_once_and_within_the_budget(rows, budget, share):
         assert tokens <= budget or len({rows[i] for i in pack}) == 1
 
 
+@settings(deadline=None)
 @given(rows_st, st.integers(1, 5))
 def test_every_row_once_in_fixed_size_batches(rows, size):
     packs = pack_rows(rows, rows_per_batch=size)
@@ -36,6 +38,7 @@ def test_best_fit_fills_the_budget():
     assert len(pack_tokens(rows, max_tokens=10)) == 3
 
 
+@settings(deadline=None)
 @given(
     rows_st,
     st.integers(1, 4),
@@ -52,6 +55,7 @@ def test_a_micro_batch_computes_no_more_than_its_room(rows, size, budget, trees)
         assert not (pack.shared and trees == "off")
 
 
+@settings(deadline=None)
 @given(rows_st)
 def test_saved_tokens_are_those_of_the_forest(rows):
     assert prefix_tokens(rows) == sum(map(len, rows)) - build_forest(rows).tokens

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -143,7 +144,7 @@ def check_invariance(
         if variation.shuffled:
             rng.shuffle(rows)
         found = _run(models, train, rows, variation.packing)
-        gap = max(_step_gap(*pair) for pair in zip(expected, found, strict=True))
+        gap = _worst(gap for pair in zip(expected, found, strict=True) for gap in _step_gaps(*pair))
         if gap <= TOLERANCE:
             yield Finding(variation=variation, gap=gap, verdict="pass")
         elif variation.cuts and depends_on_cut:
@@ -203,17 +204,22 @@ def _gradient(model: _Model) -> Gradient:
 
 
 def _scale(gradient: Gradient) -> float:
-    return max(float(g.abs().max()) for g in gradient.values())
+    return _worst(float(g.abs().max()) for g in gradient.values())
 
 
 def _distance(left: Gradient, right: Gradient) -> float:
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
+    return _worst(float((left[name] - right[name]).abs().max()) for name in left)
 
 
-def _step_gap(expected: _Step, found: _Step) -> float:
-    """Largest difference of gradient or loss; absolute where the gradient is 0."""
-    loss = abs(found.loss - expected.loss) / max(abs(expected.loss), _LEAST_LOSS)
-    return max(_distance(found.gradient, expected.gradient) / (_scale(expected.gradient) or 1.0), loss)
+def _step_gaps(expected: _Step, found: _Step) -> tuple[float, float]:
+    """Largest differences of the gradient (absolute where it is 0) and of the loss."""
+    gradient = _distance(found.gradient, expected.gradient) / (_scale(expected.gradient) or 1.0)
+    return gradient, abs(found.loss - expected.loss) / max(abs(expected.loss), _LEAST_LOSS)
+
+
+def _worst(values: Iterable[float]) -> float:
+    """The largest; not a number is larger than any."""
+    return max(values, key=lambda value: (math.isnan(value), value))
 
 
 def _first_offender(
@@ -224,7 +230,7 @@ def _first_offender(
         for rollout in sorted({row.sample.rollout_id for row in whole.rows}):
             before, after = (_of_rollout(step.rows, rollout) for step in (whole, cut))
             left, right = _part_of(whole.model, before, _ROWS), _part_of(cut.model, after, packing)
-            if _distance(left, right) > TOLERANCE * _scale(whole.gradient):
+            if not _distance(left, right) <= TOLERANCE * _scale(whole.gradient):
                 return _first_difference(before, after)
     return "no rollout alone: the loss depends on which rollouts are computed together", None
 

@@ -315,7 +315,7 @@ class TrainConfig:
     max_tokens_per_gpu: int | None = flag(None, "tokens per micro-batch", "int", at_least=1)
     tree_batches: str = flag(
         "auto",
-        "compute prefixes that samples share once: on, off, or where that saves at least 3 % of the tokens; "
+        "compute prefixes that samples share once: on, off, or where that saves at least 5 % of the tokens; "
         "a micro-batch that shares holds as many tokens as two samples of the longest length, or more if "
         "--micro-batch-size or --max-tokens-per-gpu says so",
         "str",

@@ -13,8 +13,8 @@ from typing import Literal
 from slime.train.tree import PrefixForest, build_forest, prefix_tokens
 
 TreeBatches = Literal["auto", "on", "off"]
-# Measured: 1 % of saved tokens costs up to 4 % of the time, 4 % saves 7 % (benchmarks/tree.py --trees on).
-_WORTH_SHARING = 0.03
+# Of rows of 1,000 tokens, 1 % saved costs up to 4 % of the time, 7 % saves 1 to 3 % (benchmarks/tree.py).
+_WORTH_SHARING = 0.05
 _LEAST_ROOM = 2
 
 
@@ -25,7 +25,7 @@ class Packing:
     Attributes:
         rows_per_batch: rows of a micro-batch that shares nothing; with `max_tokens` not used.
         max_tokens: computed tokens of a micro-batch; None goes by rows.
-        trees: whether common prefixes are computed once: always, never, or where at least 3 % of the tokens
+        trees: whether common prefixes are computed once: always, never, or where at least 5 % of the tokens
             are saved.
     """
 

@@ -46,7 +46,8 @@ RECIPES = {
     "REINFORCE++": f"{QUICKSTART} --advantage-estimator reinforce_plus_plus --normalize-advantages",
     "REINFORCE++ baseline": f"{QUICKSTART} --advantage-estimator reinforce_plus_plus_baseline "
     "--normalize-advantages",
-    "PPO": f"{QUICKSTART} --advantage-estimator ppo --normalize-advantages --critic-lr 2e-5",
+    "PPO": f"{QUICKSTART} --advantage-estimator ppo --normalize-advantages --critic-lr 5e-5 "
+    "--num-critic-only-steps 1",
     "SFT": "--eval-function-path slime.rollout.sglang_rollout.generate_rollout --eval-interval 4 "
     "--rollout-max-response-len 16",
 }

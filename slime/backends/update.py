@@ -95,17 +95,10 @@ def train_on_rollouts(
     old = _old_log_probs(steps, stale, before, algorithm)
     if hooks.loss is not None:
         old = {**before, **old}
-    has_reference = bool(algorithm.use_kl_loss or algorithm.kl_coef)
-    reference = _log_probs(trainer, deal.rows, reference=True) if has_reference else {}
+    reference = _reference_log_probs(trainer, deal.rows, algorithm)
     values = None if critic is None else values_before(critic.critic, _flat(steps))
-    teacher = {s.index: s.teacher_log_probs for s in samples if s.teacher_log_probs is not None}
-    inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values, teacher_log_probs=teacher)
-    if not algorithm.compute_advantages_and_returns:
-        inputs = replace(inputs, advantages={s.index: [0.0] * s.response_length for s in samples})
-    estimator = _estimator(algorithm)
-    if hooks.advantages is not None:
-        inputs = hooked_inputs(samples, estimator, inputs, hooks.advantages, hooks.args)
-    found = token_advantages(samples, estimator, inputs)
+    inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values)
+    found = _advantages(samples, inputs, algorithm, hooks)
     weights = [_weights(step, algorithm) for step in steps]
     rollout = _rollout_metrics(samples, found) | {"steps": float(len(steps)), "stale_rows": float(len(stale))}
     critic_steps: list[dict[str, float]] = []
@@ -164,6 +157,28 @@ def _deal(samples: Sequence[TrainSample], rollouts_per_step: int, carry: Carry |
         return _Deal(split_steps(pool, rollouts_per_step=rollouts_per_step), [], waited)
     steps, rest = full_steps(pool, rollouts_per_step=rollouts_per_step)
     return _Deal(steps, rest, waited)
+
+
+def _advantages(
+    samples: Sequence[TrainSample], inputs: TokenInputs, algorithm: AlgorithmConfig, hooks: TrainHooks
+) -> TokenAdvantages:
+    """The estimator's, or the user's; zeros where none are wanted."""
+    teacher = {s.index: s.teacher_log_probs for s in samples if s.teacher_log_probs is not None}
+    inputs = replace(inputs, teacher_log_probs=teacher)
+    if not algorithm.compute_advantages_and_returns:
+        inputs = replace(inputs, advantages={s.index: [0.0] * s.response_length for s in samples})
+    estimator = _estimator(algorithm)
+    if hooks.advantages is not None:
+        inputs = hooked_inputs(samples, estimator, inputs, hooks.advantages, hooks.args)
+    return token_advantages(samples, estimator, inputs)
+
+
+def _reference_log_probs(
+    trainer: Trainer, samples: Sequence[TrainSample], algorithm: AlgorithmConfig
+) -> LogProbs:
+    if not (algorithm.use_kl_loss or algorithm.kl_coef):
+        return {}
+    return _log_probs(trainer, samples, reference=True)
 
 
 def _train_on_conversations(

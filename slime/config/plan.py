@@ -125,6 +125,8 @@ def old_log_probs(algorithm: AlgorithmConfig, optimizer_steps_per_rollout_step: 
     if algorithm.use_rollout_logprobs:
         return "the engine's"
     stale = "the engine's for rollouts of an older policy"
+    if algorithm.loss_type == "custom_loss":
+        return f"computed anew before the first step, for your loss; {stale}"
     if optimizer_steps_per_rollout_step == 1:
         return f"the step's own, since it is the only one of its rollouts; {stale}"
     return f"the first step's own; computed anew before it for the later ones; {stale}"

@@ -25,10 +25,11 @@ def synthetic_rollouts(
     """One row a rollout: turns with tool tokens between them, unequal rewards, uneven groups.
 
     All prompts begin alike. One rollout of three was sampled by an older policy, so that its ratio is not 1;
-    the last one failed, and has no vote. Engine log-probs are near those of a uniform distribution.
+    the last one failed, and has no vote. Log-probs of engine and teacher are near those of a uniform
+    distribution.
     """
     rng = random.Random(seed)
-    uniform = random.Random(seed + 1)
+    uniform, teacher = random.Random(seed + 1), random.Random(seed + 2)
     head = [rng.randrange(vocabulary) for _ in range(_HEAD)]
     samples: list[TrainSample] = []
     for group in range(groups):
@@ -47,6 +48,7 @@ def synthetic_rollouts(
                     rollout_log_probs=tuple(-4.0 + uniform.uniform(-0.5, 0.5) for _ in mask),
                     reward=round(rng.uniform(-1, 1), 3),
                     policy_version=int(index % 3 > 0),
+                    teacher_log_probs=tuple(-4.0 + teacher.uniform(-0.5, 0.5) for _ in mask),
                 )
             )
     samples[-1] = replace(samples[-1], votes=False, reward=float("nan"))
@@ -98,11 +100,15 @@ def _part(sample: TrainSample, span: tuple[int, int]) -> tuple[int, ...]:
 def _row(sample: TrainSample, span: tuple[int, int], carries_history: bool) -> TrainSample:
     start, stop = span
     begin = 0 if carries_history else start
-    log_probs = sample.rollout_log_probs
+
+    def part(values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        return None if values is None else (0.0,) * (start - begin) + values[start:stop]
+
     return replace(
         sample,
         tokens=sample.tokens[: sample.prompt_length + stop],
         response_length=stop - begin,
         loss_mask=(0,) * (start - begin) + _part(sample, span),
-        rollout_log_probs=None if log_probs is None else (0.0,) * (start - begin) + log_probs[start:stop],
+        rollout_log_probs=part(sample.rollout_log_probs),
+        teacher_log_probs=part(sample.teacher_log_probs),
     )

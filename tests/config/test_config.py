@@ -308,6 +308,7 @@ def test_the_plan_covers_every_rollout(tmp_path_factory, prompts, rollouts, step
         ([], "the step's own"),
         (["--num-steps-per-rollout", "2"], "computed anew before it for the later ones"),
         (["--use-rollout-logprobs"], "the engine's"),
+        (["--loss-type", "custom_loss", "--custom-loss-function-path", "a.b"], "for your loss"),
     ],
 )
 def test_the_source_of_the_old_log_probs_is_derived_and_told(base, words, told):

@@ -45,6 +45,7 @@ OPTIONS = {
     },
     "veto": {"use_rs": True, "rs_veto_threshold": 0.6},
     "KL in the rewards of PPO": {"advantage_estimator": "ppo", "kl_coef": 0.1, "normalize_advantages": True},
+    "distillation": {"use_opd": True, "opd_kl_coef": 0.5},
     "mean over tokens": {"calculate_per_token_loss": True},
 }
 

@@ -53,3 +53,18 @@ def wrong_signature(prompt):
 
 
 NOT_A_FUNCTION = 3
+
+
+async def low_bytes_by_turn(args, sample, **kwargs):
+    """`low_bytes` as the reward of the only turn, beside a note."""
+    return {"parts": {"turns": [await low_bytes(args, sample)]}, "note": "one turn"}
+
+
+def double_rewards(args, samples):
+    """Raw rewards, and twice as much to train on."""
+    raw = [sample.reward["parts"]["turns"][0] for sample in samples]
+    return raw, [{"turns": [2 * value]} for value in raw]
+
+
+def no_advantages(args, rollout_data):
+    """Forgets to set them."""

@@ -65,6 +65,7 @@ class Turn:
         base: the turn with whose first `kept` tokens the prompt begins; `delta` is the rest of the prompt.
         tools: name of the tool of each call in the answer, by the call's id.
         opening: how many tokens at the end of the prompt belong to the answer.
+        has_images: there are images in the prompt.
         images: those of `delta`; their positions are in the prompt.
         is_trained: a sample has taken the sampled tokens.
     """
@@ -85,6 +86,7 @@ class Turn:
     weight_versions: tuple[tuple[str, int, int], ...]
     routed_experts: str | None
     cached_tokens: int
+    has_images: bool = False
     images: tuple[PlacedImage, ...] = ()
     is_trained: bool = False
 
@@ -114,7 +116,7 @@ class Turn:
         """All images of the prompt, in order."""
         found: list[PlacedImage] = []
         count = self.prompt_length
-        turn: Turn | None = self
+        turn: Turn | None = self if self.has_images else None
         while turn is not None:
             if turn.images:
                 found[:0] = [image for image in turn.images if image.position < count]
@@ -166,6 +168,7 @@ def keep(record: TurnRecord, *, number: int, base: Turn | None, tools: Mapping[s
         weight_versions=tuple((str(s["version"]), s["start"], s["end"]) for s in record.weight_versions),
         routed_experts=record.routed_experts,
         cached_tokens=record.cached_tokens,
+        has_images=bool(record.images),
         images=tuple(image for image in record.images if image.position >= kept),
     )
 

@@ -1,5 +1,7 @@
 """Images among messages and tokens: what templates show, and whose placeholder is whose."""
 
+import base64
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -172,6 +174,18 @@ def test_a_cut_row_keeps_the_images_whose_placeholders_it_keeps(size):
         images = (row.multimodal_inputs or {"images": []})["images"]
         assert "".join(images) == "abcd"[: row.tokens.count(9)]
     assert bool(rows) == (size > 3)
+
+
+def test_routes_of_expanded_images_are_not_those_of_the_row():
+    manager = TrajectoryManager()
+    routes = base64.b64encode(np.zeros(40, np.int32).tobytes()).decode()
+    for sid, placed in (("text", ()), ("image", [PlacedImage(1, "a")])):
+        turn = TurnRecord([1, 9, 2], [5], "stop", [-1.0], routed_experts=routes, images=placed)
+        messages = [{"role": "user", "content": "0"}]
+        reply = {"role": "assistant", "content": "1"}
+        manager.record_turn(sid, turn=turn, prompt_messages=messages, response_message=reply)
+    rows = [manager.get_trajectory(sid, base_sample=Sample(index=0))[0] for sid in ("text", "image")]
+    assert [row.rollout_routed_experts is None for row in rows] == [False, True]
 
 
 steps = st.lists(

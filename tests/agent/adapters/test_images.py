@@ -234,6 +234,24 @@ def test_an_image_that_is_sent_again_is_kept_once():
         assert [call.images for call in server.engine.calls] == [(A,)] * 3
 
 
+def test_an_answer_that_breaks_off_keeps_the_images_of_its_prompt():
+    broken = ScriptedAnswer(text="A picture of", error=(500, "lost"), error_after=5, token_latency=0.01)
+    with vision([broken]) as server:
+        server.raw(CHAT, {"messages": [chat(A)], "stream": True})
+        (node,) = server.adapter.manager._trees[SID].turns
+        assert not node.turn.delivered and len(node.turn.output)
+        assert [one.url for one in node.turn.prompt_images()] == [A]
+
+
+def test_cached_tokens_are_at_most_the_prompt_though_the_engine_counts_expanded_images():
+    with vision([ScriptedAnswer(text="ok", cached_tokens=5000)]) as server:
+        _, answer = server.post(CHAT, {"messages": [chat(A)]})
+        usage = answer["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
+        (sample,) = server.finish()
+    assert sample.prefix_cache_info.cached_tokens == usage["prompt_tokens"]
+
+
 def test_trainers_refuse_rows_with_images_by_name():
     with vision(["A picture."]) as server:
         server.post(CHAT, {"messages": [chat(A)]})

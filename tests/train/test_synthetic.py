@@ -1,6 +1,6 @@
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.train.synthetic import cut_rollouts, synthetic_rollouts
@@ -16,11 +16,12 @@ def trained(rows):
         for place, flag in enumerate(row.loss_mask if row.votes else ()):
             if flag:
                 end = row.prompt_length + place
-                log_prob = row.rollout_log_probs[place]
-                found.setdefault(row.rollout_id, []).append((row.tokens[: end + 1], log_prob))
+                log_probs = row.rollout_log_probs[place], row.teacher_log_probs[place]
+                found.setdefault(row.rollout_id, []).append((row.tokens[: end + 1], log_probs))
     return found
 
 
+@settings(deadline=None)
 @given(seeds, pieces_st, st.booleans())
 def test_every_cut_trains_the_same_tokens_behind_the_same_histories(seed, pieces, carries):
     whole = synthetic_rollouts(seed)
@@ -31,6 +32,7 @@ def test_every_cut_trains_the_same_tokens_behind_the_same_histories(seed, pieces
     assert all(row.trained_tokens for row in rows if row.votes)
 
 
+@settings(deadline=None)
 @given(seeds, pieces_st)
 def test_parts_of_a_reward_add_up_to_it(seed, pieces):
     whole = synthetic_rollouts(seed)

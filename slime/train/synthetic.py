@@ -46,7 +46,6 @@ def synthetic_rollouts(
                     response_length=len(mask),
                     loss_mask=tuple(mask),
                     rollout_log_probs=tuple(-4.0 + uniform.uniform(-0.5, 0.5) for _ in mask),
-                    teacher_log_probs=tuple(-4.0 + uniform.uniform(-0.5, 0.5) for _ in mask),
                     reward=round(rng.uniform(-1, 1), 3),
                     policy_version=int(index % 3 > 0),
                     teacher_log_probs=tuple(-4.0 + teacher.uniform(-0.5, 0.5) for _ in mask),

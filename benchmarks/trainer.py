@@ -1,8 +1,8 @@
 """Speed and memory of the torch trainer on one model folder.
 
-    python benchmarks/trainer.py --model DIR [--quick] [--threads N] [--out FILE]
+    python benchmarks/trainer.py --model DIR [--quick] [--threads N] [--precision bfloat16] [--out FILE]
 
-Speed: whole optimizer steps (forward, backward, AdamW) in float32, as a share of the rate that `F.linear`,
+Speed: whole optimizer steps (forward, backward, AdamW), as a share of the rate that `F.linear`,
 forward and backward, reaches just before and after at the shapes of the model. Counted are the products of
 weight matrices with the tokens that must be computed (6 * weights * tokens), nothing else. Memory: peak RSS
 of a 4096-token micro-batch of a shallow model with the folder's vocabulary, each way of the loss in its own
@@ -68,7 +68,7 @@ def sample(index, group, prompt, answer, reward):
     )
 
 
-def make_trainer(folder, threads, *, share=True, budget=4096, chunk=-1):
+def make_trainer(folder, threads, *, share=True, budget=4096, chunk=-1, precision="float32"):
     return TorchTrainer(
         ModelConfig(hf_checkpoint=str(folder)),
         AlgorithmConfig(),
@@ -76,7 +76,7 @@ def make_trainer(folder, threads, *, share=True, budget=4096, chunk=-1):
             use_dynamic_batch_size=True,
             max_tokens_per_gpu=budget,
             train_num_threads=threads,
-            train_precision="float32",
+            train_precision=precision,
             log_probs_chunk_size=chunk,
             tree_batches="auto" if share else "off",
         ),
@@ -87,9 +87,11 @@ def make_trainer(folder, threads, *, share=True, budget=4096, chunk=-1):
 
 def matmul_rate(trainer, tokens, seconds=1.0):
     """FLOP per CPU second and per wall second of the model's own matrices, forward and backward."""
-    matrices = [p.detach() for name, p in trainer.named_parameters() if p.dim() == 2 and "layers" in name]
-    inputs = {k: torch.randn(tokens, k) for k in {m.shape[1] for m in matrices}}
-    outputs = {n: torch.randn(tokens, n) for n in {m.shape[0] for m in matrices}}
+    dtype = getattr(torch, trainer.precision)
+    named = [(name, p.detach().to(dtype)) for name, p in trainer.named_parameters()]
+    matrices = [p for name, p in named if p.dim() == 2 and "layers" in name]
+    inputs = {k: torch.randn(tokens, k).to(dtype) for k in {m.shape[1] for m in matrices}}
+    outputs = {n: torch.randn(tokens, n).to(dtype) for n in {m.shape[0] for m in matrices}}
     flops, cpu, wall = 0, time.process_time(), time.perf_counter()
     while time.perf_counter() - wall < seconds:
         for matrix in matrices:
@@ -141,8 +143,8 @@ def measure_speed(trainer, samples, repeats):
     return best
 
 
-def speed(folder, threads, quick):
-    trainer = make_trainer(folder, threads)
+def speed(folder, threads, quick, precision):
+    trainer = make_trainer(folder, threads, precision=precision)
     vocabulary = trainer._model.head.weight.shape[0]
     repeats = 1 if quick else 4
     grpo = grpo_batch(vocabulary)
@@ -150,7 +152,7 @@ def speed(folder, threads, quick):
     found = {"grpo_64_rollouts": measure_speed(trainer, grpo, repeats)}
     found["long_sequences"] = measure_speed(trainer, long_batch(vocabulary, lengths), repeats)
     if not quick:
-        separate = make_trainer(folder, threads, share=False)
+        separate = make_trainer(folder, threads, share=False, precision=precision)
         found["grpo_64_rollouts_without_sharing"] = measure_speed(separate, grpo, repeats)
     return found
 
@@ -198,6 +200,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--memory-child", choices=MEMORY_WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -206,8 +209,8 @@ def main():
         return
     if any(os.environ.get(name) != value for name, value in TUNING.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], dict(os.environ) | TUNING)
-    report = {"threads": options.threads, "memory": memory(options.model)}
-    report["speed"] = speed(options.model, options.threads, options.quick)
+    report = {"threads": options.threads, "precision": options.precision, "memory": memory(options.model)}
+    report["speed"] = speed(options.model, options.threads, options.quick, options.precision)
     text = json.dumps(report, indent=1)
     print(text)
     if options.out:

@@ -172,6 +172,22 @@ def test_export_is_a_merged_folder_and_a_peft_folder_with_the_trainers_log_probs
     trainer.save_hf(tmp_path / "export")
 
 
+def test_experts_of_a_mixture_stay_as_they_are_and_its_other_layers_get_adapters(tmp_path):
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    trainer = lora_trainer(tiny_model_dir(tmp_path / "m", arch="qwen3_moe", **sizes))
+    run(trainer, [0])
+    trainer.save_hf(tmp_path / "export")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
+    ours = flat(trainer.log_probs(group_samples()))
+    assert hf_log_probs(merged, group_samples()) == pytest.approx(ours, abs=1e-5)
+    assert {name.split(".")[4] for name, _ in trainer.named_parameters()} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
+
+
 def test_published_weights_alias_what_has_no_adapter_and_follow_the_rest(tiny_dir):
     trainer = lora_trainer(tiny_dir)
     shared = SharedWeights.create(trainer.weights())

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slime.backends.base import StepRow, Trainer
@@ -123,6 +124,15 @@ def test_export_loads_and_gives_the_same_logits_from_aliased_storage(tmp_path, t
     assert AutoTokenizer.from_pretrained(tmp_path / "export").chat_template
     assert all(tensor.data_ptr() == views[name].data_ptr() for name, tensor in trainer.weights())
     assert ("lm_head.weight" in named) != tied
+
+
+def test_an_export_has_the_buffers_of_the_model_too(tmp_path):
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    routing = {"first_k_dense_replace": 1, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+    folder = tiny_model_dir(tmp_path / "model", arch="glm4_moe", **sizes, **routing)
+    make_trainer(folder).save_hf(tmp_path / "export")
+    names = [set(load_file(f / "model.safetensors")) for f in (folder, tmp_path / "export")]
+    assert names[0] == names[1] and any("bias" in name for name in names[0])
 
 
 def test_aliasing_refuses_storage_that_does_not_fit(tiny_dir):

@@ -129,7 +129,7 @@ def _attach(module: Any, config: TrainConfig) -> Any:
                 r=config.lora_rank,
                 lora_alpha=config.lora_alpha,
                 lora_dropout=0.0,
-                target_modules="all-linear" if targets == ["all-linear"] else targets,
+                target_modules=_linear_layers(module) if targets == ["all-linear"] else targets,
                 task_type="CAUSAL_LM",
             ),
         )
@@ -137,6 +137,16 @@ def _attach(module: Any, config: TrainConfig) -> Any:
         raise ConfigError(str(error).splitlines()[0], place="--lora-target-modules") from error
     found.eval()
     return found
+
+
+def _linear_layers(module: Any) -> list[str]:
+    """All but the output layer. (peft's own all-linear also takes fused experts.)"""
+    output = module.get_output_embeddings()
+    return [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, torch.nn.Linear) and layer is not output
+    ]
 
 
 def _layers(module: Any) -> dict[str, Any]:
@@ -150,7 +160,7 @@ def _layers(module: Any) -> dict[str, Any]:
             raise ConfigError(
                 f"{name} cannot have an adapter: it is the output layer, or not a linear layer",
                 place="--lora-target-modules",
-                remedy="name linear layers inside the decoder, or all-linear",
+                remedy="name linear layers inside the decoder, e.g. q_proj k_proj v_proj o_proj",
             )
     return found
 

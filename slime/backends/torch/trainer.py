@@ -240,6 +240,7 @@ class TorchTrainer:
             CheckpointError: see `write_checkpoint`.
         """
         weights = {name: weight for name, weight in self.weights() if self._ranks.is_first}
+        weights |= _saved_buffers(self._model.module)
         adapters = self._lora.adapters() if self._lora else {}
 
         def write(place: Path) -> None:
@@ -323,6 +324,12 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         surrogate=cast(Surrogate, estimator) if estimator in get_args(Surrogate) else "ppo",
         opsm_delta=algorithm.opsm_delta if algorithm.use_opsm else None,
     )
+
+
+def _saved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What belongs to a model folder and is no parameter, e.g. the correction bias of a router."""
+    saved = module.state_dict().keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in saved}
 
 
 def _form(tensor: torch.Tensor | None) -> str:

@@ -16,6 +16,7 @@ import yaml
 from slime.config.args_view import ArgsView
 from slime.config.parse import all_flags, parse_values
 from slime.config.plan import Plan, make_plan
+from slime.config.problem import Check, Problem
 from slime.config.roles import apply_roles
 from slime.config.sections import (
     SECTIONS,
@@ -30,7 +31,7 @@ from slime.config.sections import (
     RunConfig,
     TrainConfig,
 )
-from slime.config.validate import Check, Problem, validate
+from slime.config.validate import validate
 from slime.errors import ConfigError
 
 __all__ = ["Config", "load_config"]

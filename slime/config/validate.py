@@ -6,33 +6,21 @@ Runs before a model loads; knows nothing of torch, engines or hooks' contents.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.config.plan import rollouts_per_optimizer_step
-from slime.config.sections import AlgorithmConfig, CriticConfig, EvalConfig
+from slime.config.problem import Check, Problem, dashed
+from slime.config.unused import takes_groups, unused
 from slime.errors import ConfigError
 
 if TYPE_CHECKING:
     from slime.config import Config
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, and what to do about it; a warning lets the run go on."""
-
-    flag: str
-    message: str
-    remedy: str
-    warning: bool = False
-
-
 SFT_ROLLOUT = "slime.rollout.sft_rollout.generate_rollout"
-Check = Callable[["Config", frozenset[str]], Iterator[Problem]]
 
 
 def validate(config: Config, given: frozenset[str], checks: Sequence[Check] | None = None) -> list[Problem]:
@@ -93,7 +81,6 @@ def _files_exist(config: Config, given: frozenset[str]) -> Iterator[Problem]:
 
 
 def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
-    data, rollout, run = config.data, config.rollout, config.run
     for first, second in (
         ("num_rollout", "num_epoch"),
         ("global_batch_size", "num_steps_per_rollout"),
@@ -109,9 +96,13 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("eval_config", "eval_prompt_data"),
     ):
         if first in given and second in given:
-            names = _dashed(first), _dashed(second)
-            yield Problem(names[0], f"contradicts {names[1]}", "give one of them")
-    makes_conversations = rollout.rollout_function_path == SFT_ROLLOUT
+            yield Problem(dashed(first), f"contradicts {dashed(second)}", "give one of them")
+    if config.run.debug_train_only and not config.reads_dumps and not config.learns_from_data:
+        yield Problem("--debug-train-only", "has nothing to train on", "give --load-debug-rollout-data")
+
+
+def _fine_tuning(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    makes_conversations = config.rollout.rollout_function_path == SFT_ROLLOUT
     if config.learns_from_data and not config.reads_dumps and "rollout_function_path" not in given:
         yield Problem(
             "--loss-type",
@@ -130,15 +121,10 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "cannot learn: conversations of the data have no rewards to learn a policy loss from",
             "give --loss-type sft_loss",
         )
-    if run.debug_train_only and not config.reads_dumps and not config.learns_from_data:
-        yield Problem("--debug-train-only", "has nothing to train on", "give --load-debug-rollout-data")
-    algorithm = config.algorithm
-    if algorithm.loss_aggregation == "constant" and algorithm.loss_aggregation_tokens is None:
-        yield Problem(
-            "--loss-aggregation",
-            "constant needs its divisor",
-            "give --loss-aggregation-tokens, e.g. the longest response",
-        )
+
+
+def _sizes(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    data, rollout = config.data, config.rollout
     rollouts = (data.rollout_batch_size or 0) * data.n_samples_per_prompt
     per_step = rollouts_per_optimizer_step(data)
     carries = data.incomplete_step == "carry"
@@ -170,125 +156,6 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
 
 
-def _unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
-    algorithm, train = config.algorithm, config.train
-    is_rloo = algorithm.advantage_estimator == "rloo"
-    is_grouped = algorithm.advantage_estimator not in _WITHOUT_GROUPS
-    is_custom = algorithm.loss_type == "custom_loss"
-    has_weights = algorithm.use_tis and not algorithm.custom_tis_function_path
-    rules = [
-        ("kl_loss_coef", algorithm.use_kl_loss, "--use-kl-loss"),
-        ("kl_loss_type", algorithm.use_kl_loss or algorithm.kl_coef, "--use-kl-loss or --kl-coef"),
-        ("use_unbiased_kl", algorithm.use_kl_loss, "--use-kl-loss"),
-        ("ref_load", algorithm.use_kl_loss or algorithm.kl_coef, "--use-kl-loss or --kl-coef"),
-        ("gamma", not is_grouped, "--advantage-estimator reinforce_plus_plus or ppo"),
-        *((dest, config.has_critic, "--advantage-estimator ppo") for dest in _CRITIC_FLAGS),
-        ("critic_min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
-        ("critic_save", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
-        ("rewards_normalization", is_grouped and not is_rloo, "an estimator with this choice"),
-        (
-            "custom_reward_post_process_path",
-            not is_rloo,
-            "an estimator that takes rewards as they are (no --advantage-estimator rloo)",
-        ),
-        *(
-            (dest, not algorithm.custom_reward_post_process_path, "slime's own normalisation of rewards")
-            for dest in ("rewards_normalization", "grpo_std_normalization")
-        ),
-        ("opsm_delta", algorithm.use_opsm, "--use-opsm"),
-        ("custom_tis_function_path", algorithm.use_tis, "--use-tis"),
-        ("rs_level", algorithm.use_rs, "--use-rs"),
-        ("rs_lower_bound", algorithm.use_rs, "--use-rs"),
-        ("rs_upper_bound", algorithm.use_rs, "--use-rs"),
-        ("rs_veto_threshold", algorithm.use_rs, "--use-rs"),
-        (
-            "loss_aggregation_tokens",
-            algorithm.loss_aggregation == "constant",
-            "--loss-aggregation constant",
-        ),
-        ("tis_clip", algorithm.use_tis, "--use-tis"),
-        ("tis_clip_low", algorithm.use_tis, "--use-tis"),
-        *(
-            (dest, has_weights, "--use-tis, and without --custom-tis-function-path")
-            for dest in ("tis_mode", "tis_level", "tis_batch_normalize")
-        ),
-        ("grpo_std_normalization", algorithm.rewards_normalization, "reward normalisation"),
-        ("max_tokens_per_gpu", train.use_dynamic_batch_size, "--use-dynamic-batch-size"),
-        (
-            "micro_batch_size",
-            not train.use_dynamic_batch_size,
-            "a static batch (no --use-dynamic-batch-size)",
-        ),
-        *(
-            (dest, train.actor_num_gpus_per_node > 1, "--actor-num-gpus-per-node 2 or more")
-            for dest in ("balance_data", "balance_by_flops", "distributed_timeout_minutes")
-        ),
-        ("min_lr", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
-        ("lr_decay_iters", train.lr_decay_style != "constant", "--lr-decay-style cosine"),
-        ("save_interval", bool(config.model.save or config.model.save_hf or config.critic.save), "--save"),
-        (
-            "engine_max_running_requests",
-            not (train.deterministic_mode or config.engine.enable_deterministic_inference),
-            "answers in parallel (no --deterministic-mode, no --engine-enable-deterministic-inference)",
-        ),
-        ("keep_checkpoints", config.model.save is not None, "--save"),
-        ("no_save_optim", config.model.save or config.model.load, "--save or --load"),
-        ("save", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
-        ("save_hf", not config.run.debug_rollout_only, "a trainer (no --debug-rollout-only)"),
-        ("lora_alpha", train.lora_rank, "--lora-rank"),
-        ("lora_target_modules", train.lora_rank, "--lora-rank"),
-        (
-            "rm_url",
-            algorithm.use_opd or "remote_rm" in (config.reward.rm_type or "remote_rm"),
-            "--rm-type remote_rm or --use-opd",
-        ),
-        ("opd_type", algorithm.use_opd, "--use-opd"),
-        ("opd_kl_coef", algorithm.use_opd, "--use-opd"),
-        ("rm_type", config.reward.custom_rm_path is None, "the built-in rewards (no --custom-rm-path)"),
-        (
-            "apply_chat_template_kwargs",
-            config.data.apply_chat_template or config.learns_from_data,
-            "--apply-chat-template",
-        ),
-        ("loss_mask_type", config.learns_from_data, "--loss-type sft_loss"),
-        (
-            "compute_advantages_and_returns",
-            config.learns_from_data or is_custom,
-            "--loss-type sft_loss or custom_loss",
-        ),
-        ("custom_loss_function_path", is_custom, "--loss-type custom_loss"),
-        (
-            "apply_chat_template",
-            not config.learns_from_data,
-            "rollouts (no --loss-type sft_loss)",
-        ),
-        (
-            "prompt_data",
-            config.data.rollout_global_dataset,
-            "the data set (no --disable-rollout-global-dataset)",
-        ),
-        ("label_key", config.data.prompt_data is not None or config.train_only, "--prompt-data"),
-        ("tb_project_name", config.run.use_tensorboard, "--use-tensorboard"),
-        ("tb_experiment_name", config.run.use_tensorboard, "--use-tensorboard"),
-    ]
-    rules += [
-        (dest, not config.learns_from_data, "a policy loss (no --loss-type sft_loss)")
-        for dest in _POLICY_FLAGS
-    ]
-    rules += [
-        (dest, not is_custom, "slime's own policy loss (no --loss-type custom_loss)")
-        for dest in ("use_tis", "use_rs", "use_opsm", "custom_pg_loss_reducer_function_path")
-    ]
-    rules += [
-        (dest, not config.train_only, "an engine (no --debug-train-only or --load-debug-rollout-data)")
-        for dest in ("eval_prompt_data", "eval_config")
-    ]
-    rules += [(dest, config.evaluates, "--eval-prompt-data or --eval-config") for dest in _EVAL_FLAGS]
-    for dest, used, needs in rules:
-        if dest in given and not used:
-            yield Problem(_dashed(dest), f"has no effect without {needs}", "leave it out, or set both")
-
-
 def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     train, reward, pairs = config.train, config.reward, config.evaluation.eval_prompt_data
     if config.data.num_epoch is not None and config.data.prompt_data is None:
@@ -299,17 +166,9 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     ):
         if value == 0:
             yield Problem(name, "must be -1 (all) or at least 1, got 0", "-1 samples among all tokens")
-    if config.algorithm.tis_clip_low > config.algorithm.tis_clip:
-        yield Problem("--tis-clip-low", "is above --tis-clip", "lower it")
-    if config.algorithm.rs_lower_bound > config.algorithm.rs_upper_bound:
-        yield Problem("--rs-lower-bound", "is above --rs-upper-bound", "lower it")
     for name, template in (("--save-hf", config.model.save_hf), ("--critic-save", config.critic.save)):
         if "{" in (template or "").replace("{rollout_id}", ""):
             yield Problem(name, "knows {rollout_id} and no other braces", "write it so")
-    if config.algorithm.loss_type == "custom_loss" and not config.algorithm.custom_loss_function_path:
-        yield Problem(
-            "--loss-type", "custom_loss needs --custom-loss-function-path", "the dotted path of your loss"
-        )
     if train.use_dynamic_batch_size and train.max_tokens_per_gpu is None:
         yield Problem(
             "--use-dynamic-batch-size", "needs --max-tokens-per-gpu", "tokens of a micro-batch, e.g. 4096"
@@ -328,6 +187,24 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             f"takes pairs of name and path, got {len(pairs)} words",
             "name path name path",
         )
+
+
+def _incomplete_loss(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    algorithm = config.algorithm
+    if algorithm.loss_aggregation == "constant" and algorithm.loss_aggregation_tokens is None:
+        yield Problem(
+            "--loss-aggregation",
+            "constant needs its divisor",
+            "give --loss-aggregation-tokens, e.g. the longest response",
+        )
+    if algorithm.loss_type == "custom_loss" and not algorithm.custom_loss_function_path:
+        yield Problem(
+            "--loss-type", "custom_loss needs --custom-loss-function-path", "the dotted path of your loss"
+        )
+    if algorithm.tis_clip_low > algorithm.tis_clip:
+        yield Problem("--tis-clip-low", "is above --tis-clip", "lower it")
+    if algorithm.rs_lower_bound > algorithm.rs_upper_bound:
+        yield Problem("--rs-lower-bound", "is above --rs-upper-bound", "lower it")
 
 
 def _parallel(config: Config, given: frozenset[str]) -> Iterator[Problem]:
@@ -382,7 +259,7 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "sample, e.g. --rollout-temperature 1.0",
         )
     compares = algorithm.advantage_estimator == "rloo" or (
-        algorithm.rewards_normalization and algorithm.advantage_estimator not in _WITHOUT_GROUPS
+        algorithm.rewards_normalization and takes_groups(algorithm)
     )
     has_other_signal = bool(
         algorithm.use_opd
@@ -444,52 +321,21 @@ def _doubtful(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
 
 
-_EVAL_FLAGS = tuple(
-    item.name
-    for item in dataclasses.fields(EvalConfig)
-    if item.name not in ("eval_prompt_data", "eval_config")
+CHECKS_OF_FLAGS: tuple[Check, ...] = (
+    _contradictions,
+    _fine_tuning,
+    _sizes,
+    unused,
+    _incomplete,
+    _incomplete_loss,
 )
-_WITHOUT_GROUPS = ("reinforce_plus_plus", "ppo")
-"""Estimators that do not compare the rollouts of a group."""
-_CRITIC_FLAGS = (
-    "lambd",
-    "value_clip",
-    "num_critic_only_steps",
-    *(f"critic_{item.name}" for item in dataclasses.fields(CriticConfig)),
-)
-_POLICY_FLAGS = tuple(
-    item.name
-    for item in dataclasses.fields(AlgorithmConfig)
-    if item.name
-    not in (
-        "loss_type",
-        "compute_advantages_and_returns",
-        "loss_mask_type",
-        "loss_aggregation",
-        "loss_aggregation_tokens",
-        "calculate_per_token_loss",
-        "entropy_coef",
-    )
-)
+"""Those that hold without data, files or a run to learn from."""
 CHECKS: tuple[Check, ...] = (
     _required,
     _files_exist,
-    _contradictions,
-    _unused,
-    _incomplete,
+    *CHECKS_OF_FLAGS,
     _adapters,
     _parallel,
     _cannot_learn,
     _doubtful,
 )
-
-CHECKS_OF_FLAGS: tuple[Check, ...] = (_contradictions, _unused, _incomplete)
-"""Those that hold without data, files or a run to learn from."""
-
-
-def _dashed(dest: str) -> str:
-    negated = {
-        "grpo_std_normalization": "disable-grpo-std-normalization",
-        "rewards_normalization": "disable-rewards-normalization",
-    }
-    return "--" + negated.get(dest, dest.replace("_", "-"))

@@ -165,13 +165,14 @@ def _read_config(folder: Path) -> dict[str, object]:
 
 
 def _adapted(shapes: Shapes, train: TrainConfig, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    """Matrices with an adapter; embedding and output layer have none."""
+    """Matrices with an adapter; embedding, output layer and routed experts have none."""
     targets = train.lora_target_modules
     return {
         name: shape
         for name, shape in shapes.items()
         if len(shape) == 2
         and shape[0] != vocabulary
+        and ".experts." not in name
         and (targets == ["all-linear"] or name.removesuffix(".weight").endswith(tuple(targets)))
     }
 

@@ -79,6 +79,15 @@ def test_adapters_are_counted_exactly(tmp_path):
         assert (found.gradients, found.optimizer) == (4 * trained, 8 * trained)
 
 
+def test_routed_experts_count_no_adapters(tmp_path):
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    few = estimated(tiny_model_dir(tmp_path / "a", arch="qwen3_moe", **sizes), flags(lora_rank=4))
+    sizes["num_experts"] = 8
+    more = estimated(tiny_model_dir(tmp_path / "b", arch="qwen3_moe", **sizes), flags(lora_rank=4))
+    routers = 2 * 4 * 4  # two layers, four more rows each, rank 4
+    assert more.gradients - few.gradients == 4 * routers
+
+
 def test_several_processes_share_weights_and_moments_but_each_loads_the_whole(tmp_path):
     folder = tiny_model_dir(tmp_path / "m")
     count = sum(p.numel() for p in tiny_model().parameters())

@@ -42,15 +42,19 @@ class MicroBatches:
     def of(
         cls,
         config: TrainConfig,
+        model: Any,
         *,
         device: torch.device,
         ranks: Ranks = ALONE,
-        flops: Flops | None = None,
     ) -> MicroBatches:
         """What the flags declare.
 
+        Args:
+            model: Hugging Face config of the model, which tells what a row costs.
+
         Raises:
             ConfigError: a dynamic batch size without a budget.
+            ModelError: the model's sizes do not tell what a row costs, by which several ranks would share.
         """
         if config.use_dynamic_batch_size and config.max_tokens_per_gpu is None:
             raise ConfigError("--use-dynamic-batch-size needs a budget", place="--max-tokens-per-gpu")
@@ -59,6 +63,7 @@ class MicroBatches:
             max_tokens=config.max_tokens_per_gpu if config.use_dynamic_batch_size else None,
             trees=cast(TreeBatches, config.tree_batches),
         )
+        flops = _row_flops(model) if config.balance_data and ranks.size > 1 else None
         return cls(packing, device, ranks, flops, config.balance_by_flops)
 
     def pack(self, requests: Sequence[tuple[int, Request]]) -> Iterator[tuple[list[int], PackedBatch]]:
@@ -102,7 +107,7 @@ def loss_request(sample: TrainSample) -> Request:
     return Request(sample.tokens, tuple(offset + i for i, flag in enumerate(sample.loss_mask) if flag))
 
 
-def row_flops(config: Any) -> Flops:
+def _row_flops(config: Any) -> Flops:
     """Cost of a row by its length under a Hugging Face config.
 
     Raises:

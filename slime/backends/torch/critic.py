@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from slime.backends.base import ValueRow
-from slime.backends.torch.batches import MicroBatches, loss_request, row_flops
+from slime.backends.torch.batches import MicroBatches, loss_request
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
 from slime.backends.torch.forest import Request
 from slime.backends.torch.optim import Optimizer
@@ -74,12 +74,7 @@ class TorchCritic:
         if train.gradient_checkpointing:
             recompute_layers(self._model.body)
         self._ranks = ranks
-        self._batches = MicroBatches.of(
-            own,
-            device=self._model.device,
-            ranks=ranks,
-            flops=row_flops(self._model.body.config) if own.balance_data and ranks.size > 1 else None,
-        )
+        self._batches = MicroBatches.of(own, self._model.body.config, device=self._model.device, ranks=ranks)
         self._values = sharded(self._model.module, self._model.values, ranks, self._model.device)
         parameters = dict(self.named_parameters())
         self._optimizer = Optimizer(parameters, own, total_steps)

@@ -20,7 +20,7 @@ import torch
 from slime.backends.base import StepRow
 from slime.backends.factors import correction_rule
 from slime.backends.hooks import NO_HOOKS, TrainHooks
-from slime.backends.torch.batches import MicroBatches, loss_request, response_request, row_flops
+from slime.backends.torch.batches import MicroBatches, loss_request, response_request
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
 from slime.backends.torch.custom_loss import CustomLoss, LogitsOf
 from slime.backends.torch.forest import PackedBatch
@@ -90,15 +90,10 @@ class TorchTrainer:
         self._lora = LoraAdapters(self._model.module, train) if train.lora_rank else None
         if train.gradient_checkpointing:
             recompute_layers(self._model.module)
-        check_offload(train, self._model.device, ranks.size)
+        check_offload(train, self.device, ranks.size)
         adapters = self._lora.settings() if self._lora else None
         self._ranks = ranks
-        self._batches = MicroBatches.of(
-            train,
-            device=self._model.device,
-            ranks=ranks,
-            flops=row_flops(self._model.module.config) if train.balance_data and ranks.size > 1 else None,
-        )
+        self._batches = MicroBatches.of(train, self._model.module.config, device=self.device, ranks=ranks)
         self._score, self._logits = self._sharded(self._model)
         self._score_reference: Score | None = None
         if algorithm.use_kl_loss or algorithm.kl_coef:

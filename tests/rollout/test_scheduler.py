@@ -299,7 +299,7 @@ def test_what_a_filter_removes_from_the_full_batch_counts_as_filtered():
 
 
 def account_of(durations, drops, failing, steps=3):
-    """Everything that steps of the ordered policy decide, and what they leave behind."""
+    """Everything that steps of the ordered policy decide, and what they leave behind; or why they ended."""
     heard = []
 
     def judge(group, outstanding, wanted):
@@ -309,7 +309,10 @@ def account_of(durations, drops, failing, steps=3):
     source = ListSource(size=3)
     policy = Synchronous(4, ordered=True)
     runs = Runs(durations, failing)
-    batches, _ = collect(source, runs, wanted=2, policy=policy, judge=judge, steps=steps)
+    try:
+        batches, _ = collect(source, runs, wanted=2, policy=policy, judge=judge, steps=steps)
+    except RolloutFailedError as error:
+        return heard, str(error)
     left = [
         (sample.group_index, sample.status, sample.reward) for group in source.returned for sample in group
     ]

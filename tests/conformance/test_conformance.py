@@ -93,6 +93,6 @@ def test_law_3_holds_for_random_rollouts_and_cuts(tiny_dir, name, seed, variatio
 
 @pytest.mark.slow
 @given(names, seeds)
-@bounded(max_examples=400)
+@bounded(max_examples=100)
 def test_law_3_holds_for_many_rollouts_and_all_variations(tiny_dir, name, seed):
     check(tiny_dir, name, seed)

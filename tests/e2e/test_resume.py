@@ -14,7 +14,7 @@ from tests.e2e.kills import Life, live_and_die, until
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("SLIME_TEST_KILLS", "4"))
+KILLS = int(os.environ.get("SLIME_TEST_KILLS", "3"))
 SEED = int(os.environ.get("SLIME_TEST_SEED", "0"))
 STEPS = 3 * KILLS + 4
 

@@ -40,6 +40,7 @@ class ServerHandle:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._killed = False
+        self._is_ending = False
         self._end: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
         engine.start()
@@ -65,7 +66,8 @@ class ServerHandle:
         self._finish()
 
     def _finish(self) -> None:
-        if self._thread.is_alive():
+        if not self._is_ending:
+            self._is_ending = True
             self._loop.call_soon_threadsafe(self._end.set)
 
     def _run(self, started: concurrent.futures.Future[None]) -> None:

@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import torch
 
-from slime.backends.hooks import TrainHooks, UserFunction, rows_of_answer, tensor_of_answer
+from slime.backends.hooks import TrainHooks, rows_of_answer, tensor_of_answer
 from slime.config.sections import AlgorithmConfig
 from slime.train.batch import TrainSample
 from slime.train.corrections import CorrectionRule, Level, Mode, Rejection, Weighting, step_corrections
 from slime.train.stream import RowValues, TokenStream
+from slime.utils.user_function import UserFunction
 
 _LINEAR = 1e-4
 Factors = Mapping[int, tuple[float, ...]]

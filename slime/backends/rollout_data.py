@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from slime.backends.hooks import UserFunction, rows_of_answer
+from slime.backends.hooks import rows_of_answer
 from slime.train.advantages import Estimator, TokenInputs, token_advantages
 from slime.train.batch import TrainSample
 from slime.train.kl import kl_estimate
 from slime.train.rewards import token_rewards, total_reward
 from slime.train.stream import RowValues, TokenStream
+from slime.utils.user_function import UserFunction
 
 
 def hooked_inputs(

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 
 SFT_ROLLOUT = "slime.rollout.sft_rollout.generate_rollout"
+_MAY_ASK_A_TEACHER = (
+    "rollout_sample_hook_path",
+    "custom_rm_path",
+    "custom_generate_function_path",
+    "rollout_function_path",
+)
 
 
 def validate(config: Config, given: frozenset[str], checks: Sequence[Check] | None = None) -> list[Problem]:
@@ -257,6 +263,18 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "--rollout-temperature" if rollout.rollout_temperature == 0 else "--rollout-top-k",
             "cannot learn: greedy rollouts of a group are all alike, so every advantage is 0",
             "sample, e.g. --rollout-temperature 1.0",
+        )
+    asks = (
+        "rollout_sample_hook_path",
+        "custom_rm_path",
+        "custom_generate_function_path",
+        "rollout_function_path",
+    )
+    if algorithm.use_opd and not config.reads_dumps and not given.intersection(asks):
+        yield Problem(
+            "--use-opd",
+            "cannot learn: nothing asks the teacher for its log-probs",
+            "--rollout-sample-hook-path slime.rollout.on_policy_distillation.ask_teacher, with --rm-url",
         )
     compares = algorithm.advantage_estimator == "rloo" or (
         algorithm.rewards_normalization and takes_groups(algorithm)

@@ -68,7 +68,8 @@ class Actors:
             console.note(self._check_log_probs())
 
     def _launch(self, plan: Plan) -> None:
-        """All actors start at the same time; the data is waited for first, as the likeliest to fail.
+        """All actors start at the same time; the data is waited for first, as the likeliest to fail (several
+        ranks of a trainer meet before, which loads nothing).
 
         An actor is made empty and loads in `start`: an error there keeps its type and its message, while
         Ray turns one in a constructor into the actor's death.

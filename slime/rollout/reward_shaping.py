@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from slime.errors import HookError, SlimeError
 from slime.rollout.hooks import flag_name, load_hook
 from slime.rollout.rm_hub.validity import sample_name
 from slime.train.batch import Reward
 from slime.train.rewards import read_reward
 from slime.utils.types import Sample
+from slime.utils.user_function import UserFunction
 
 DEST = "custom_reward_post_process_path"
 
@@ -34,35 +34,25 @@ def shaped_rewards(samples: Sequence[Sample], args: Any) -> list[Reward] | None:
     path = getattr(args, DEST, None)
     if not path or not samples:
         return None
-    place = f"{flag_name(DEST)} ({path})"
-    raw, shaped = _lists(_call(path, place, args, list(samples)), len(samples), place)
+    hook = UserFunction(f"{flag_name(DEST)} ({path})", load_hook(path, DEST))
+    raw, shaped = _lists(hook, hook(args, list(samples)), len(samples))
     for sample, value in zip(samples, raw, strict=True):
         if not isinstance(value, Real) or not math.isfinite(value):
-            raise HookError(f"raw reward {value!r} of {sample_name(sample)} is no finite number", place=place)
+            raise hook.broke(f"raw reward {value!r} of {sample_name(sample)} is no finite number")
         sample.metadata.setdefault("raw_reward", float(value))
     return [
-        read_reward(value, place=f"{place}, {sample_name(sample)}")
+        read_reward(value, place=f"{hook.name}, {sample_name(sample)}")
         for sample, value in zip(samples, shaped, strict=True)
     ]
 
 
-def _call(path: str, place: str, args: Any, samples: list[Sample]) -> Any:
-    hook = load_hook(path, DEST)
-    try:
-        return hook(args, samples)
-    except SlimeError:
-        raise
-    except Exception as error:
-        raise HookError(f"raised {type(error).__name__}: {error}", place=place) from error
-
-
-def _lists(answer: Any, count: int, place: str) -> tuple[Sequence[Any], Sequence[Any]]:
+def _lists(hook: UserFunction, answer: Any, count: int) -> tuple[Sequence[Any], Sequence[Any]]:
     """Both lists, plain ones also where they came as arrays or tensors."""
     if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise HookError(f"returned {answer!r:.80}, expected (raw_rewards, rewards)", place=place)
+        raise hook.broke(f"returned {answer!r:.80}, expected (raw_rewards, rewards)")
     raw, shaped = (value.tolist() if hasattr(value, "tolist") else value for value in answer)
     for name, value in (("raw_rewards", raw), ("rewards", shaped)):
         if not isinstance(value, list | tuple) or len(value) != count:
             found = f"{len(value)}" if isinstance(value, list | tuple) else type(value).__name__
-            raise HookError(f"returned {found} {name} for {count} samples", place=place)
+            raise hook.broke(f"returned {found} {name} for {count} samples")
     return raw, shaped

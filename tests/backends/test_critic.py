@@ -10,10 +10,11 @@ from transformers import AutoModel, AutoModelForTokenClassification
 
 from slime.backends.base import Critic, ValueRow
 from slime.backends.critic_update import CriticTraining
-from slime.backends.hooks import TrainHooks, UserFunction
+from slime.backends.hooks import TrainHooks
 from slime.backends.update import train_on_rollouts
 from slime.config.sections import AlgorithmConfig
 from slime.errors import CheckpointError, ConfigError, DataError, HookError, ModelError
+from slime.utils.user_function import UserFunction
 from tests.backends.critics import make_critic, set_head, weights_of
 from tests.backends.rollouts import cut, gradients, group_samples, make_trainer, relative_gap
 from tests.tiny import tiny_model_dir

@@ -123,6 +123,7 @@ def test_flags_are_never_abbreviated(base):
             "--use-tis: has no effect without slime's own policy loss",
         ),
         (["--opd-kl-coef", "0.5"], "has no effect without --use-opd"),
+        (["--use-opd", "--rm-url", "http://x"], "nothing asks the teacher"),
         (["--use-opd", "--rm-type", "remote_rm", "--rm-url", "http://x"], "both read --rm-url"),
         (["--incomplete-step", "carry", "--advantage-estimator", "ppo"], "carry and a critic exclude"),
         (["--tis-level", "sequence"], "has no effect without --use-tis"),
@@ -206,7 +207,9 @@ def test_advantages_of_the_users_own_need_no_group(base, hook):
 
 
 def test_a_teacher_needs_no_group_and_is_compared_at_temperature_1(base):
+    hook = "slime.rollout.on_policy_distillation.ask_teacher"
     words = ["--use-opd", "--rm-url", "http://x/generate", "--n-samples-per-prompt", "1"]
+    words += ["--rollout-sample-hook-path", hook]
     config = load_config([*base, *words, "--rollout-temperature", "0.7"])
     assert any("teacher" in problem.message for problem in config.warnings)
 

@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 import torch
 
 from slime.backends.base import StepRow
-from slime.backends.hooks import UserFunction, tensor_of_answer
+from slime.backends.hooks import tensor_of_answer
 from slime.backends.torch.batches import MicroBatches
 from slime.backends.torch.forest import PackedBatch, Request
 from slime.backends.torch.ranks import summed
 from slime.train.rewards import total_reward
+from slime.utils.user_function import UserFunction
 
 LogitsOf: TypeAlias = Callable[[PackedBatch], torch.Tensor]
 """Logits [T, V] of the requested predictions of a packed batch."""

@@ -40,7 +40,7 @@ def anthropic(url):
     return {"role": "user", "content": [{"type": "image", "source": source}]}
 
 
-@pytest.mark.parametrize(
+in_each_protocol = pytest.mark.parametrize(
     ("kind", "path", "body"),
     [
         (OpenAIAdapter, CHAT, {"messages": [chat(A)]}),
@@ -52,6 +52,9 @@ def anthropic(url):
         (AnthropicAdapter, MESSAGES, {"messages": [anthropic(A)], "max_tokens": 99}),
     ],
 )
+
+
+@in_each_protocol
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_protocol_gives_the_engine_one_placeholder_and_the_image(kind, path, body, stream):
     with vision(["A picture."], kind) as server:
@@ -65,18 +68,7 @@ def test_each_protocol_gives_the_engine_one_placeholder_and_the_image(kind, path
     assert sum(sample.loss_mask) == len(server.sampled[0])
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "body"),
-    [
-        (OpenAIAdapter, CHAT, {"messages": [chat(A)]}),
-        (
-            OpenAIAdapter,
-            RESPONSES,
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": A}]}]},
-        ),
-        (AnthropicAdapter, MESSAGES, {"messages": [anthropic(A)], "max_tokens": 99}),
-    ],
-)
+@in_each_protocol
 def test_a_model_of_text_refuses_them_in_each_protocol(kind, path, body):
     with served(kind, [], family="qwen3") as server:
         status, told = refusal(server, A, path=path, body=body)

@@ -69,6 +69,7 @@ def train_on_rollouts(
     hooks: TrainHooks = NO_HOOKS,
     critic: CriticTraining | None = None,
     carry: Carry | None = None,
+    policy_version: int = 0,
 ) -> RolloutUpdate:
     """Train on all samples of a rollout, in steps of `rollouts_per_step` rollouts.
 
@@ -76,7 +77,7 @@ def train_on_rollouts(
     that waited train first, in full steps; what fills none is in `RolloutUpdate.waiting`.
 
     Old log-probs are the engine's with ``--use-rollout-logprobs``, and always for stale rows, which an older
-    policy than the newest of the batch sampled, or that waited. Of the others, those in the first step are
+    policy than the newest of the batch sampled, or one older than `policy_version`, or that waited. Of the others, those in the first step are
     exactly on-policy and reuse their own, and those in later steps are computed before the weights move.
 
     Raises:
@@ -90,7 +91,8 @@ def train_on_rollouts(
         samples = sum_sibling_rewards(samples)
     check_trains(samples)
     deal = _deal(samples, rollouts_per_step, carry)
-    steps, stale = deal.steps, deal.stale(max(sample.policy_version for sample in samples))
+    newest = max(policy_version, *(sample.policy_version for sample in samples))
+    steps, stale = deal.steps, deal.stale(newest)
     before = _log_probs(trainer, _rows_to_score(deal, stale, algorithm, hooks), reference=False)
     old = _old_log_probs(steps, stale, before, algorithm)
     if hooks.loss is not None:

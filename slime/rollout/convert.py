@@ -51,21 +51,30 @@ def to_train_samples(groups: Iterable[Any], args: Any) -> list[TrainSample]:
 
 
 def policy_version(sample: Sample) -> int:
-    """Weight version that sampled the first token: 0 for an engine's ``default``, and where none is known.
+    """The oldest weight version that sampled a trained token: 0 for an engine's ``default``, or if unknown.
 
     Raises:
         DataError: neither a number nor ``default``.
     """
-    first = sample.weight_versions[0] if sample.weight_versions else "default"
-    if str(first) == "default":
+    mask = _mask(sample)
+    versions = [
+        version
+        for version, start, end in sample.metadata.get("weight_version_spans", ())
+        if any(mask[start:end])
+    ]
+    return min((_number(version, sample) for version in versions or sample.weight_versions[:1]), default=0)
+
+
+def _number(version: str, sample: Sample) -> int:
+    if str(version) == "default":
         return 0
-    if not str(first).isdecimal():
+    if not str(version).isdecimal():
         raise DataError(
-            f"weight version {first!r} is not a number",
+            f"weight version {version!r} is not a number",
             place=f"sample {sample.index}",
             remedy="set weight_version to the number of the update when weights are pushed",
         )
-    return int(first)
+    return int(version)
 
 
 def _votes(sample: Sample) -> bool:

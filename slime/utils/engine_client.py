@@ -21,6 +21,7 @@ import orjson
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
 from slime.utils.generation import Generation, parse_generation, version_spans
 from slime.utils.http_utils import http_session
+from slime.utils.request_scope import ABORTED_ANSWER, RequestScope, current_scope
 
 if TYPE_CHECKING:
     import aiohttp
@@ -84,13 +85,13 @@ class EngineClient:
         image_data: Sequence[str] = (),
         return_routed_experts: bool = False,
     ) -> Generation:
-        """Sample one continuation of `input_ids`.
+        """Sample one continuation of `input_ids`, as part of the current `RequestScope`.
 
         Args:
             input_ids: token ids; a numpy array is sent without being copied into Python numbers.
             rid: name of the request at the engine (default: a fresh one).
             routing_key: keeps a session on one worker.
-            timeout: seconds for all tries together.
+            timeout: seconds for all tries together; a scope may have less.
             image_data: images as ``data:`` or other URLs, one for each placeholder among the ids, in order;
                 the engine expands the placeholders.
             return_routed_experts: ask a mixture-of-experts engine for the routes of each token.
@@ -116,6 +117,39 @@ class EngineClient:
             body["image_data"] = list(image_data)
         if return_routed_experts:
             body["return_routed_experts"] = True
+        scope = current_scope()
+        if scope is None:
+            return await self._generate(rid, body, headers, timeout, on_tokens)
+        if scope.stopped:
+            return parse_generation(ABORTED_ANSWER, self.url)
+        if scope.timeout is not None:
+            timeout = min(timeout, scope.timeout)
+        return await self._generate_in(scope, rid, body, headers, timeout, on_tokens)
+
+    async def _generate_in(
+        self,
+        scope: RequestScope,
+        rid: str,
+        body: dict[str, Any],
+        headers: dict[str, str],
+        timeout: float,
+        on_tokens: OnTokens | None,
+    ) -> Generation:
+        """The same, held by a scope and told to it."""
+        with scope.holding(rid, self.abort, len(body["input_ids"])) as call:
+            generation = await self._generate(rid, body, headers, timeout, on_tokens)
+            call.tokens, call.finish = len(generation.output_ids), generation.finish_reason or ""
+            call.versions = tuple(span.version for span in generation.weight_versions)
+        return generation
+
+    async def _generate(
+        self,
+        rid: str,
+        body: dict[str, Any],
+        headers: dict[str, str],
+        timeout: float,
+        on_tokens: OnTokens | None,
+    ) -> Generation:
         url, place = self.url + "/generate", f"{self.url}, request {rid}"
         try:
             answer = await self._request(

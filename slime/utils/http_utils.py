@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import uuid
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
+from slime.utils.request_scope import ABORTED_ANSWER, current_scope
 
 if TYPE_CHECKING:
     import aiohttp
@@ -56,8 +58,26 @@ async def post(
     headers: dict[str, str] | None = None,
     timeout: float = 1800.0,
 ) -> Any:
-    """POST a JSON payload; arguments, result and errors as for `get`."""
-    return await _request("POST", url, payload, headers, max_retries, timeout)
+    """POST a JSON payload; arguments, result and errors as for `get`.
+
+    A call of an engine's ``/generate`` belongs to the current `RequestScope`, so that it can be ended early.
+    """
+    scope = current_scope()
+    if scope is None or not url.endswith("/generate") or not isinstance(payload, dict):
+        return await _request("POST", url, payload, headers, max_retries, timeout)
+    if scope.stopped:
+        return ABORTED_ANSWER
+    from slime.utils.engine_client import EngineClient
+
+    payload = {"rid": uuid.uuid4().hex} | payload
+    engine, prompt = EngineClient(url.removesuffix("/generate")), payload.get("input_ids") or ()
+    with scope.holding(str(payload["rid"]), engine.abort, len(prompt)) as call:
+        answer = await _request("POST", url, payload, headers, max_retries, scope.timeout or timeout)
+        meta = answer.get("meta_info") or {} if isinstance(answer, dict) else {}
+        reason = meta.get("finish_reason") or {}
+        call.tokens, call.finish = meta.get("completion_tokens", 0), str(reason.get("type", ""))
+        call.versions = (str(meta["weight_version"]),) if "weight_version" in meta else ()
+    return answer
 
 
 async def _request(

@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from slime.utils.generation import version_spans
+
 
 class SampleStatus(enum.Enum):
     """How the generation of a sample stands."""
@@ -207,6 +209,8 @@ class Sample:
             self.rollout_log_probs = (self.rollout_log_probs or []) + new_log_probs
         self._append_top_p(top_p, before, len(tokens))
         self._append_routed_experts(meta_info)
+        if trainable and update_terminal_info:
+            self._append_version_spans(meta_info, before, len(tokens))
         if text is not None:
             self.response += text
         if update_terminal_info:
@@ -270,6 +274,17 @@ class Sample:
         base = len(ids)
         self.rollout_top_p_token_ids = ids + new_ids
         self.rollout_top_p_offsets = offsets + [base + offset for offset in new_offsets[1:]]
+
+    def _append_version_spans(self, meta_info: dict[str, Any], before: int, count: int) -> None:
+        """`metadata["weight_version_spans"]`: (version, start, end) of sampled tokens within the response."""
+        spans = [
+            (span.version, before + span.start, before + span.end)
+            for span in version_spans(meta_info, count)
+            if span.end > span.start
+        ]
+        if spans:
+            held = self.metadata.get("weight_version_spans", [])
+            self.metadata = {**self.metadata, "weight_version_spans": [*held, *spans]}
 
     def _append_routed_experts(self, meta_info: dict[str, Any]) -> None:
         routed = meta_info.get("routed_experts")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -46,6 +46,7 @@ from slime.agent.turn import Turn
 from slime.errors import ConfigError
 from slime.utils.engine_client import EngineClient, OnTokens
 from slime.utils.generation import Generation
+from slime.utils.request_scope import entered
 from slime.utils.types import Sample
 
 DebugCallback: TypeAlias = Callable[
@@ -376,16 +377,17 @@ class BaseAdapter:
             max_context_tokens=session.max_context_tokens,
         )
 
-        def generate(on_tokens: OnTokens | None) -> Awaitable[Generation]:
-            return self._engine.generate(
-                prompt.ids,
-                params,
-                routing_key=sid,
-                timeout=self._engine_timeout,
-                on_tokens=on_tokens,
-                image_data=[image.url for image in prompt.images],
-                return_routed_experts=self._return_routed_experts,
-            )
+        async def generate(on_tokens: OnTokens | None) -> Generation:
+            with entered(session.scope):
+                return await self._engine.generate(
+                    prompt.ids,
+                    params,
+                    routing_key=sid,
+                    timeout=self._engine_timeout,
+                    on_tokens=on_tokens,
+                    image_data=[image.url for image in prompt.images],
+                    return_routed_experts=self._return_routed_experts,
+                )
 
         def record(turn: TurnRecord, message: Message) -> Turn:
             session.turns += turn.delivered

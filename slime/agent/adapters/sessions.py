@@ -21,6 +21,7 @@ from slime.agent.trajectory import TrajectoryManager
 from slime.agent.tree import Node
 from slime.agent.turn import Turn
 from slime.errors import ConfigError
+from slime.utils.request_scope import RequestScope, current_scope
 
 CLOSED_NAMES = 4096
 """So many of the newest closed names are told that they are closed."""
@@ -44,6 +45,7 @@ class Session:
         replies: answers for clients that ask again, until the client goes on from them.
         asked: requests that are being answered, by their prompt's place.
         translations: of the messages that were sent so far.
+        scope: of the rollout that opened the session.
     """
 
     tokens: TokenSession
@@ -55,6 +57,7 @@ class Session:
     replies: dict[Turn, StoredReply] = field(default_factory=dict)
     asked: dict[Node, asyncio.Event] = field(default_factory=dict)
     translations: Translations = field(default_factory=Translations)
+    scope: RequestScope | None = field(default_factory=current_scope)
 
 
 class Sessions:

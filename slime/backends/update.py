@@ -77,8 +77,9 @@ def train_on_rollouts(
     that waited train first, in full steps; what fills none is in `RolloutUpdate.waiting`.
 
     Old log-probs are the engine's with ``--use-rollout-logprobs``, and always for stale rows, which an older
-    policy than the newest of the batch sampled, or one older than `policy_version`, or that waited. Of the others, those in the first step are
-    exactly on-policy and reuse their own, and those in later steps are computed before the weights move.
+    policy than the newest of the batch or than `policy_version` sampled, or that waited. Of the others, those
+    in the first step are exactly on-policy and reuse their own, and those in later steps are computed before
+    the weights move.
 
     Raises:
         RolloutFailedError: no sample votes.

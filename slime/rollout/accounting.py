@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -28,14 +28,70 @@ class Fate(enum.Enum):
     REQUEUED = "requeued"
 
 
+KEPT = ("finished", "continued")
+"""Reasons of a requeue that loses nothing; with any other, a rollout begins again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a rollout cost since it was submitted.
+
+    Attributes:
+        seconds: in flight.
+        tokens: of all its samples that were sampled and may train.
+    """
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+NO_EFFORT = Effort()
+
+
 @dataclass
 class Account:
-    """Counts over a step or a run. `carried` is what was in flight when it began."""
+    """Counts over a step or a run. `carried` is what was in flight when it began.
+
+    Attributes:
+        seconds: rollout seconds by fate and reason.
+        lengths: sum of the tokens, and number, of rollouts that sampled any, by fate.
+    """
 
     name: str
     carried: int = 0
     submitted: int = 0
     fates: Counter[tuple[Fate, str]] = field(default_factory=Counter)
+    seconds: defaultdict[tuple[Fate, str], float] = field(
+        default_factory=lambda: defaultdict(float), compare=False
+    )
+    lengths: dict[Fate, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, fate: Fate, reason: str, effort: Effort) -> None:
+        """Count one rollout."""
+        self.fates[fate, reason] += 1
+        self.seconds[fate, reason] += effort.seconds
+        if effort.tokens:
+            tokens, count = self.lengths.get(fate, (0, 0))
+            self.lengths[fate] = tokens + effort.tokens, count + 1
+
+    @property
+    def wasted_ratio(self) -> float:
+        """Share of the rollout seconds that went into what does not train, and is not kept either."""
+        whole = sum(self.seconds.values())
+        wasted = sum(
+            seconds
+            for (fate, reason), seconds in self.seconds.items()
+            if fate is not Fate.TRAINED and reason not in KEPT
+        )
+        return wasted / whole if whole else 0.0
+
+    @property
+    def length_ratio(self) -> float:
+        """Mean length of the rollouts that trained, over that of all that ended; below 1, short ones win."""
+        ended = [self.lengths.get(fate, (0, 0)) for fate in (Fate.TRAINED, Fate.FILTERED, Fate.FAILED)]
+        tokens, count = sum(t for t, _ in ended), sum(c for _, c in ended)
+        trained, times = self.lengths.get(Fate.TRAINED, (0, 0))
+        return (trained / times) / (tokens / count) if trained and tokens else 1.0
 
     def total(self, fate: Fate) -> int:
         """Rollouts of this fate, whatever the reason."""
@@ -56,7 +112,8 @@ class Account:
         parts = [f"{self.total(Fate.TRAINED)} trained"]
         for fate in (Fate.FILTERED, Fate.FAILED):
             parts.append(f"{self.total(fate)} {fate.value}{_brackets(self.reasons(fate))}")
-        parts += [f"{self.total(Fate.REQUEUED)} requeued", f"{self.in_flight} in flight"]
+        requeued = f"{self.total(Fate.REQUEUED)} requeued{_brackets(self.reasons(Fate.REQUEUED))}"
+        parts += [requeued, f"{self.in_flight} in flight"]
         return f"{self.name}: {carried}{self.submitted} submitted = {' + '.join(parts)}"
 
     def metrics(self) -> dict[str, float]:
@@ -68,9 +125,11 @@ class Account:
         }
         for fate in Fate:
             values[prefix + fate.value] = self.total(fate)
-        for fate in (Fate.FILTERED, Fate.FAILED):
+        for fate in (Fate.FILTERED, Fate.FAILED, Fate.REQUEUED):
             for reason, count in self.reasons(fate).items():
                 values[f"{prefix}{fate.value}/{reason}"] = count
+        values["rollout/wasted_ratio"] = self.wasted_ratio
+        values["rollout/length_ratio"] = self.length_ratio
         return values
 
 
@@ -96,8 +155,10 @@ class Ledger:
             account.submitted += count
         return tickets
 
-    def settle(self, tickets: Iterable[int], fate: Fate, reason: str = "") -> None:
-        """Give these rollouts their fate.
+    def settle(
+        self, tickets: Iterable[int], fate: Fate, reason: str = "", effort: Effort = NO_EFFORT
+    ) -> None:
+        """Give these rollouts their fate; `effort` is that of each.
 
         Raises:
             AccountingError: a ticket is unknown or has its fate already.
@@ -109,7 +170,7 @@ class Ledger:
                 )
             self._open.remove(ticket)
             for account in (self.step, self.total):
-                account.fates[fate, reason] += 1
+                account.add(fate, reason, effort)
 
     def check(self, in_flight: int) -> None:
         """Compare the books with what really is in flight.

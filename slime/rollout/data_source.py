@@ -245,8 +245,7 @@ def check_takes_back(args: Any, source: Any) -> None:
         ConfigError: over-sampling, and a source that takes no groups back.
     """
     surplus = getattr(args, "over_sampling_batch_size", None) or 0
-    method = getattr(type(source), "add_samples", None)
-    if surplus <= args.rollout_batch_size or method not in (None, RolloutDataSource.add_samples):
+    if surplus <= args.rollout_batch_size or _takes_back(source):
         return
     raise ConfigError(
         f"{surplus} groups for a batch of {args.rollout_batch_size} leave some over, and "
@@ -255,6 +254,26 @@ def check_takes_back(args: Any, source: Any) -> None:
         remedy="leave --over-sampling-batch-size unset, or use a data source with a buffer, such as "
         "slime.rollout.data_source.RolloutDataSourceWithBuffer",
     )
+
+
+def check_can_take_back(source: Any) -> None:
+    """Check that groups in flight have somewhere to go when a run ends.
+
+    Raises:
+        ConfigError: the source takes no groups back.
+    """
+    if not _takes_back(source):
+        raise ConfigError(
+            f"fully asynchronous rollouts are in flight at the end of a run, and {hook_name(type(source))} "
+            "cannot take groups back",
+            place="--data-source-path",
+            remedy="use a data source with a buffer, such as "
+            "slime.rollout.data_source.RolloutDataSourceWithBuffer",
+        )
+
+
+def _takes_back(source: Any) -> bool:
+    return getattr(type(source), "add_samples", None) not in (None, RolloutDataSource.add_samples)
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: Buffer, num_samples: int) -> Buffer:

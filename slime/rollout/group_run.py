@@ -10,8 +10,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slime.rollout.accounting import Fate, Ledger
-from slime.rollout.outcome import Member, MemberGroup, Rollout, failure_reason
+from slime.rollout.accounting import Effort, Fate, Ledger
+from slime.rollout.convert import policy_version
+from slime.rollout.outcome import Aborted, Failed, Member, MemberGroup, Rollout, failure_reason
+from slime.rollout.pacing import UNBOUNDED
+from slime.rollout.stopping import GroupStop, Stop
 from slime.utils.types import Sample
 
 FIRST_FILLED_ID = 1 << 40
@@ -22,11 +25,27 @@ _sample_ids = itertools.count(FIRST_FILLED_ID)
 
 @dataclass(slots=True)
 class GroupRun:
-    """`fresh` is what goes back to the source if the group does not finish."""
+    """One submission of a group.
+
+    Attributes:
+        fresh: what goes back to the source if the group does not finish.
+        version: the oldest weights that sampled any of it, or under which it starts.
+        due: the last step that may train it.
+        started, ended: seconds of the scheduler's clock; `ended` is None while it runs.
+    """
 
     fresh: MemberGroup
     tickets: list[int]
+    version: int = 0
+    due: int = UNBOUNDED
+    started: float = 0.0
+    ended: float | None = None
     rollouts: list[Rollout] = field(default_factory=list)
+    stop: GroupStop = field(default_factory=GroupStop)
+    _kept: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kept = [_tokens(leaves(member)) for member in self.fresh]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -44,31 +63,101 @@ class GroupRun:
         """The rollouts that vote."""
         return [rollout.member for rollout in self.rollouts if rollout.valid]
 
-    def resumable(self) -> MemberGroup:
-        """The finished rollouts with their rewards; those that failed will start afresh."""
-        return [
-            rollout.member if rollout.valid else fresh
-            for rollout, fresh in zip(self.rollouts, self.fresh, strict=True)
+    @property
+    def oldest_version(self) -> int:
+        """The oldest weights behind a token that would train; that of the start where no engine tells."""
+        told = [
+            policy_version(sample)
+            for rollout in self.rollouts
+            for sample in rollout.samples
+            if rollout.valid and sample.weight_versions
         ]
+        return min(told, default=self.version)
+
+    def resumable(self) -> MemberGroup:
+        """The group to go on with: finished rollouts with their rewards, those that were stopped with their
+        tokens, and those that failed from the start."""
+        if not self.rollouts:
+            return self.fresh
+        pairs = zip(self.rollouts, self.fresh, strict=True)
+        return [self._resumable(rollout, fresh) for rollout, fresh in pairs]
+
+    def _resumable(self, rollout: Rollout, fresh: Member) -> Member:
+        if rollout.valid:
+            return rollout.member
+        if self._continues(rollout):
+            sample = rollout.samples[0]
+            sample.remove_sample = False
+            return sample
+        return fresh
+
+    def _continues(self, rollout: Rollout) -> bool:
+        """Whether a rollout was stopped with tokens in one row, from where it can go on."""
+        stopped = self.stop.reason is Stop.CONTINUE and isinstance(rollout.outcome, Aborted)
+        return stopped and not rollout.fan_out and rollout.samples[0].response_length > 0
 
     def settle(self, ledger: Ledger, fate: Fate, reason: str = "") -> None:
         """Give the valid rollouts this fate; failed ones are FAILED under their own reason."""
-        for ticket, failed in itertools.zip_longest(self.tickets, map(_failure, self.rollouts)):
-            if failed is None:
-                ledger.settle([ticket], fate, reason)
+        for slot, ticket in enumerate(self.tickets):
+            failed = failure_reason(self.rollouts[slot].outcome) if self.rollouts else None
+            chosen = (fate, reason) if failed is None else (Fate.FAILED, failed)
+            ledger.settle([ticket], *chosen, self._effort(slot))
+
+    def settle_requeued(self, ledger: Ledger) -> None:
+        """Account for a group that goes back, by how each of its rollouts will go on; one that failed has."""
+        for slot, ticket in enumerate(self.tickets):
+            rollout = self.rollouts[slot] if self.rollouts else None
+            if rollout is not None and isinstance(rollout.outcome, Failed):
+                ledger.settle([ticket], Fate.FAILED, rollout.outcome.reason, self._effort(slot))
             else:
-                ledger.settle([ticket], Fate.FAILED, failed)
+                ledger.settle([ticket], Fate.REQUEUED, self._requeue_reason(rollout), self._effort(slot))
+
+    def _requeue_reason(self, rollout: Rollout | None) -> str:
+        if rollout is not None and rollout.valid:
+            return "finished"
+        return "continued" if rollout is not None and self._continues(rollout) else "begins again"
 
     def settle_trained(self, ledger: Ledger) -> None:
         """As `settle`, where what a hook took out of the loss counts as filtered."""
-        for ticket, rollout in zip(self.tickets, self.rollouts, strict=True):
-            failed = _failure(rollout)
+        for slot, (ticket, rollout) in enumerate(zip(self.tickets, self.rollouts, strict=True)):
+            failed, effort = failure_reason(rollout.outcome), self._effort(slot)
             if failed is not None:
-                ledger.settle([ticket], Fate.FAILED, failed)
+                ledger.settle([ticket], Fate.FAILED, failed, effort)
             elif rollout.removed:
-                ledger.settle([ticket], Fate.FILTERED, "remove_sample")
+                ledger.settle([ticket], Fate.FILTERED, "remove_sample", effort)
             else:
-                ledger.settle([ticket], Fate.TRAINED)
+                ledger.settle([ticket], Fate.TRAINED, effort=effort)
+
+    def _effort(self, slot: int) -> Effort:
+        if not self.rollouts:
+            return Effort(seconds=(self.ended or self.started) - self.started)
+        rollout = self.rollouts[slot]
+        return Effort(rollout.timings.total, _tokens(rollout.samples) - self._kept[slot])
+
+
+def began_again(member: Member) -> Member:
+    """A rollout as it was before anything was sampled."""
+    first = leaves(member)[0]
+    prompt = first.tokens[: first.prompt_length] if first.tokens else []
+    return Sample(
+        group_index=first.group_index,
+        index=first.index,
+        rollout_id=first.rollout_id,
+        prompt=first.prompt,
+        tokens=prompt,
+        multimodal_inputs=first.multimodal_inputs,
+        apply_chat_template_kwargs=first.apply_chat_template_kwargs,
+        label=first.label,
+        metadata={k: v for k, v in first.metadata.items() if k != "weight_version_spans"},
+        generate_function_path=first.generate_function_path,
+        custom_rm_path=first.custom_rm_path,
+    )
+
+
+def begun_version(members: MemberGroup) -> int | None:
+    """The oldest weights that sampled any token of a group that was out before; None where there is none."""
+    held = [s for member in members for s in leaves(member) if s.response_length and s.weight_versions]
+    return min(map(policy_version, held), default=None)
 
 
 def with_ids(group: Sequence[Member]) -> MemberGroup:
@@ -94,5 +183,5 @@ def copy_of(member: Member) -> Member:
     return copy.deepcopy(member, shared)
 
 
-def _failure(rollout: Rollout) -> str | None:
-    return failure_reason(rollout.outcome)
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(sample.effective_response_length for sample in samples)

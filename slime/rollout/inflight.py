@@ -17,19 +17,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from slime.rollout.tasks import abandoned_work
+from slime.utils.request_scope import Call, RequestScope
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Entry:
-    """One piece of work. Times are seconds of the registry's clock."""
+    """One piece of work. Times are seconds of the registry's clock; `scope` holds its engine calls."""
 
     name: str
     phase: str
     since: float
     deadline: float | None
     clock: Callable[[], float]
+    scope: RequestScope | None = None
     started: float = field(init=False)
     reported: bool = False
 
@@ -45,7 +47,8 @@ class Entry:
     def line(self, now: float) -> str:
         """Name, phase, age of the phase, and how it stands to its deadline."""
         left = "" if self.deadline is None else f", deadline {_in_words(self.deadline - now)}"
-        return f"{self.name}: {self.phase} for {now - self.since:.1f} s{left}"
+        calls = "" if self.scope is None else "".join(map(_call_line, list(self.scope.calls.values())))
+        return f"{self.name}: {self.phase} for {now - self.since:.1f} s{left}{calls}"
 
 
 class InFlight:
@@ -66,11 +69,13 @@ class InFlight:
         self._lock = threading.Lock()
 
     @contextmanager
-    def track(self, name: str, phase: str, seconds: float | None = None) -> Iterator[Entry]:
+    def track(
+        self, name: str, phase: str, seconds: float | None = None, scope: RequestScope | None = None
+    ) -> Iterator[Entry]:
         """Hold an entry while the body runs."""
         now = self.clock()
         deadline = None if seconds is None else now + seconds
-        entry = Entry(name=name, phase=phase, since=now, deadline=deadline, clock=self.clock)
+        entry = Entry(name=name, phase=phase, since=now, deadline=deadline, clock=self.clock, scope=scope)
         key = next(self._keys)
         with self._lock:
             self._entries[key] = entry
@@ -158,6 +163,11 @@ class Watchdog:
 
 def _log(message: str) -> None:
     logger.error(message)
+
+
+def _call_line(call: Call) -> str:
+    age = time.monotonic() - call.started
+    return f"\n    engine call {call.rid} for {age:.1f} s, {call.prompt_tokens} prompt tokens"
 
 
 def _in_words(seconds: float) -> str:

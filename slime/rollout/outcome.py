@@ -63,6 +63,11 @@ class Timings:
     generate: float = 0.0
     reward: float = 0.0
 
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.queued + self.generate + self.reward
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:

@@ -8,23 +8,30 @@ Knows nothing of batches, filters or data sources.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime.errors import ConfigError, HookError
 from slime.rollout.boundary import check_trainable, checked_siblings, vocabulary_size
+from slime.rollout.events import NO_LOG, EventLog
+from slime.rollout.group_run import copy_of
 from slime.rollout.hooks import call_generate, load_hook
 from slime.rollout.inflight import IN_FLIGHT, Entry, InFlight
 from slime.rollout.outcome import Failed, Member, Outcome, Rollout, Timings, outcome_of
 from slime.rollout.rewarding import Rewarder
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.seeds import CallSeeds, call_seeds
+from slime.rollout.stopping import GroupStop, Stop
 from slime.rollout.tasks import GRACE_SECONDS, all_of, bounded, rollout_seconds
+from slime.utils.request_scope import RequestScope, entered
 from slime.utils.types import Sample
 
+logger = logging.getLogger(__name__)
 DEFAULT_GENERATE = "slime.rollout.sglang_rollout.generate"
 Generate = Callable[[Any, Sample, dict[str, Any]], Awaitable[Sample]]
 _DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
@@ -57,11 +64,13 @@ class RolloutRunner:
 
     Args:
         args: what hooks get; reads custom_generate_function_path, rollout_sample_hook_path,
-            rollout_timeout, hf_checkpoint (for the size of the vocabulary).
+            rollout_timeout, turn_timeout, rollout_retries, mask_offpolicy_in_partial_rollout, hf_checkpoint
+            (for the size of the vocabulary).
         generate: the default generation, where no hook is set.
         slots: bounds the rollouts that generate at once; rewards are outside of it.
         gives_up: asked when a rollout gets its slot; True ends it as ABORTED.
         grace: seconds that cancelled user code may take to end.
+        retried: gets the rollouts that began again after an error, by its reason.
     """
 
     def __init__(
@@ -73,6 +82,8 @@ class RolloutRunner:
         gives_up: Callable[[], bool] = lambda: False,
         inflight: InFlight = IN_FLIGHT,
         grace: float = GRACE_SECONDS,
+        log: EventLog = NO_LOG,
+        retried: Counter[str] | None = None,
     ) -> None:
         self._args = args
         self._generate = generate
@@ -82,28 +93,63 @@ class RolloutRunner:
         self._grace = grace
         self._timeout = rollout_seconds(args)
         self._vocab_size = vocabulary_size(getattr(args, "hf_checkpoint", None))
+        self._turn_timeout: float | None = getattr(args, "turn_timeout", None)
+        self._retries = int(getattr(args, "rollout_retries", None) or 0)
+        self._masks_kept = bool(getattr(args, "mask_offpolicy_in_partial_rollout", False))
         self._rewarder = Rewarder(args, grace)
+        self._log = log
+        self._retried: Counter[str] = Counter() if retried is None else retried
 
-    async def run_group(self, group: Sequence[Member], call: Call) -> list[Rollout]:
+    async def run_group(
+        self, group: Sequence[Member], call: Call, stop: GroupStop | None = None
+    ) -> list[Rollout]:
         """All rollouts of a prompt, at once; then the group reward, where it is one call.
+
+        Args:
+            stop: ends the rollouts early.
 
         Raises:
             ConfigError: the run is not configured for these samples.
         """
-        rollouts = await all_of(self.run(member, call) for member in group)
-        return await self._reward_group(rollouts, call.evaluation) if self._rewarder.by_group else rollouts
+        stop = stop or GroupStop()
+        rollouts = await all_of(self._tried(member, call, stop) for member in group)
+        if self._rewarder.by_group and stop.reason is not Stop.CONTINUE:
+            return await self._reward_group(rollouts, call.evaluation)
+        return rollouts
 
-    async def run(self, member: Member, call: Call) -> Rollout:
+    async def _tried(self, member: Member, call: Call, stop: GroupStop) -> Rollout:
+        """One rollout, from the start again after an error as long as tries are left."""
+        for attempt in range(self._retries + 1):
+            last = attempt == self._retries
+            rollout = await self.run(member if last else copy_of(member), call, stop)
+            if last or stop.reason is not None or not isinstance(rollout.outcome, Failed):
+                break
+            self._retried[rollout.outcome.reason] += 1
+            logger.warning(
+                "rollout %s begins again (try %d of %d) after %s: %s",
+                rollout.rollout_id,
+                attempt + 2,
+                self._retries + 1,
+                rollout.outcome.reason,
+                rollout.outcome.detail,
+            )
+        return rollout
+
+    async def run(self, member: Member, call: Call, stop: GroupStop | None = None) -> Rollout:
         """One rollout. A member that is finished already is rewarded if needed, and not generated again."""
         siblings = list(member) if isinstance(member, list) else [member]
         base = siblings[0]
         base.rollout_id = base.index if base.rollout_id is None else base.rollout_id
         name = f"rollout {base.rollout_id} (group {base.group_index})"
-        with self._inflight.track(name, "queued") as entry:
-            run = _Run(siblings, isinstance(member, list), call, entry, self._vocab_size)
+        stop = stop or GroupStop()
+        scope = stop.hold(RequestScope(timeout=self._turn_timeout))
+        scope.on_call = lambda ended: self._log.call(base, ended)
+        with self._inflight.track(name, "queued", scope=scope) as entry:
+            run = _Run(siblings, isinstance(member, list), call, entry, self._vocab_size, stop, scope)
             try:
                 if not all(sample.status in _DONE for sample in siblings):
-                    await self._make_samples(run)
+                    with entered(scope):
+                        await self._make_samples(run)
                 await self._reward(run)
             except ConfigError:
                 raise
@@ -115,10 +161,12 @@ class RolloutRunner:
         queued = time.perf_counter()
         async with self._slots:
             run.queued = time.perf_counter() - queued
-            if self._gives_up():
+            if self._gives_up() or run.scope.stopped:
                 run.base.status = Sample.Status.ABORTED
                 return
+            run.take_up(self._masks_kept)
             await self._run_generate(run)
+        run.cut_short()
         paths = getattr(self._args, "rollout_sample_hook_path", None)
         if paths:
             run.enter("sample hooks", paths if isinstance(paths, str) else ", ".join(paths), self._timeout)
@@ -152,6 +200,7 @@ class RolloutRunner:
         started = time.perf_counter()
         await self._rewarder.reward(run.samples, run.call.evaluation)
         run.reward = time.perf_counter() - started
+        self._log.reward(run.base, run.samples, run.reward)
 
     async def _reward_group(self, rollouts: list[Rollout], evaluation: bool) -> list[Rollout]:
         """Reward the valid rollouts of a group in one call; if it breaks, all of them fail."""
@@ -181,7 +230,14 @@ class _Run:
     """One rollout while it runs: where it stands, for its result and its messages."""
 
     def __init__(
-        self, samples: list[Sample], fan_out: bool, call: Call, entry: Entry, vocab_size: int | None
+        self,
+        samples: list[Sample],
+        fan_out: bool,
+        call: Call,
+        entry: Entry,
+        vocab_size: int | None,
+        stop: GroupStop,
+        scope: RequestScope,
     ) -> None:
         self.base = samples[0]
         self.samples = samples
@@ -190,7 +246,27 @@ class _Run:
         self.phase = self.place = "queued"
         self.queued = self.generate = self.reward = 0.0
         self.vocab_size = vocab_size
+        self.scope = scope
+        self._stop = stop
         self._entry = entry
+
+    def take_up(self, masks_kept: bool) -> None:
+        """Begin, or go on from the tokens of an earlier step."""
+        base = self.base
+        base.status = Sample.Status.PENDING
+        if base.response_length:
+            base.metadata.setdefault("start_rollout_id", self.call.step)
+        if base.response_length and masks_kept:
+            base.loss_mask = [0] * base.response_length
+
+    def cut_short(self) -> None:
+        """Let what was cut count as truncated, as far as it has tokens to train."""
+        if self._stop.reason is not Stop.CUT:
+            return
+        for sample in self.samples:
+            if sample.status is Sample.Status.ABORTED and sample.effective_response_length:
+                sample.status = Sample.Status.TRUNCATED
+                sample.metadata["cut"] = "held up a batch"
 
     def enter(self, phase: str, place: str, seconds: float) -> None:
         """Go on to a phase, in code at `place`, that should end within `seconds`."""

@@ -16,16 +16,19 @@ from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.batch_hooks import BatchHooks
 from slime.rollout.data_source import check_takes_back
 from slime.rollout.eval import evaluate
+from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.generate import generate_sample
 from slime.rollout.hooks import check_hooks
 from slime.rollout.inflight import IN_FLIGHT, Watchdog
 from slime.rollout.loop import run_blocking
 from slime.rollout.metrics import drop_metrics, timing_metrics
 from slime.rollout.outcome import Failed, Member, MemberGroup, Rollout
-from slime.rollout.policy import Synchronous
+from slime.rollout.policy import Policy, Synchronous
 from slime.rollout.runner import Call, Generate, RolloutRunner
-from slime.rollout.scheduler import Scheduler, Source
+from slime.rollout.scheduler import Batch, Limits, Scheduler, Source
+from slime.rollout.session import SESSION
 from slime.rollout.state import GenerateState, engine_url
+from slime.rollout.stopping import GroupStop
 from slime.rollout.tasks import rollout_seconds
 from slime.utils.types import Sample
 
@@ -145,34 +148,69 @@ async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOut
     check_takes_back(args, source)
     state = GenerateState(args)
     state.reset()
-    hooks = BatchHooks(args, source)
-    runner = _runner(state)
-    call = _call(args, state.sampling_params, evaluation=False, step=step)
-    wanted = int(args.rollout_batch_size)
-    scheduler = Scheduler(
-        source=source,
-        run_group=lambda group, _: runner.run_group(group, call),
-        policy=Synchronous(
-            int(getattr(args, "over_sampling_batch_size", None) or wanted),
-            ordered=bool(getattr(args, "deterministic_mode", False)),
-        ),
-        wanted=wanted,
+    policy = Synchronous(
+        int(getattr(args, "over_sampling_batch_size", None) or args.rollout_batch_size),
+        partial=bool(getattr(args, "partial_rollout", False)),
+        ordered=bool(getattr(args, "deterministic_mode", False)),
+    )
+    scheduler = make_scheduler(args, source, state, policy, limits_of(args))
+    with Watchdog(IN_FLIGHT), SESSION.using(scheduler):
+        async with scheduler:
+            batch = await scheduler.collect(step)
+    return output_of(batch, state)
+
+
+def limits_of(args: Any, max_staleness: int | None = None) -> Limits:
+    """The limits that `args` sets; without the engine's version no age is known, so none is bounded."""
+    given = getattr(args, "max_staleness", None)
+    return Limits(
+        wanted=int(args.rollout_batch_size),
         group_size=int(getattr(args, "n_samples_per_prompt", None) or 1),
         max_failed_ratio=float(getattr(args, "max_failed_rollout_ratio", 0.5)),
+        max_staleness=max_staleness if given is None or SESSION.version is None else int(given),
+        late_percentile=float(getattr(args, "late_percentile", None) or 1.0),
+    )
+
+
+def make_scheduler(
+    args: Any, source: Source, state: GenerateState, policy: Policy, limits: Limits
+) -> Scheduler:
+    """A scheduler whose rollouts run on the engine of `args`."""
+    hooks, runner = BatchHooks(args, source), _runner(state, log=SESSION.log)
+
+    async def run_group(group: MemberGroup, step: int, stop: GroupStop) -> list[Rollout]:
+        call = _call(args, state.sampling_params, evaluation=False, step=step)
+        return await runner.run_group(group, call, stop)
+
+    return Scheduler(
+        source=source,
+        run_group=run_group,
+        policy=policy,
+        limits=limits,
         judge=hooks.judge,
         finish=hooks.finish,
         ledger=state.ledger,
+        log=SESSION.log,
     )
-    with Watchdog(IN_FLIGHT):
-        async with scheduler:
-            batch = await scheduler.collect(step)
+
+
+def output_of(batch: Batch, state: GenerateState) -> RolloutFnTrainOutput:
+    """A closed batch as rollout functions give it."""
     logger.info("%s\n%s", batch.account.line(), state.ledger.total.line())
     rollouts = [rollout for run in batch.groups for rollout in run.rollouts]
     metrics = batch.account.metrics() | drop_metrics(batch.drops) | timing_metrics(rollouts)
+    metrics |= {f"rollout/retried/{reason}": float(count) for reason, count in state.retried.items()}
+    state.retried.clear()
+    if SESSION.version is not None:
+        metrics["rollout/oldest_token_age"] = float(max(batch.age, 0))
+    cut = sum("cut" in rollout.samples[-1].metadata for rollout in rollouts)
+    metrics["rollout/cut"] = float(cut)
     return RolloutFnTrainOutput(samples=[run.members for run in batch.groups], metrics=metrics)
 
 
-def _runner(state: GenerateState, max_context_len: int | None = None) -> RolloutRunner:
+def _runner(
+    state: GenerateState, max_context_len: int | None = None, log: EventLog = NO_LOG
+) -> RolloutRunner:
     args = state.args
     limit = max_context_len or getattr(args, "rollout_max_context_len", None)
 
@@ -180,7 +218,14 @@ def _runner(state: GenerateState, max_context_len: int | None = None) -> Rollout
         return await _generate(state, args, sample, sampling_params, limit)
 
     hook: Generate = default
-    return RolloutRunner(args, generate=hook, slots=state.semaphore, gives_up=lambda: state.aborted)
+    return RolloutRunner(
+        args,
+        generate=hook,
+        slots=state.semaphore,
+        gives_up=lambda: state.aborted,
+        log=log,
+        retried=state.retried,
+    )
 
 
 async def _generate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -53,6 +54,7 @@ class GenerateState(metaclass=_RebuiltMeta):
         sampling_params: SGLang's names; copy before changing.
         aborted: set by `abort`: rollouts that wait for a slot give up.
         ledger: books of all steps so far (law 5).
+        retried: rollouts of the step that began again after an error, by its reason.
     """
 
     def __init__(self, args: Any) -> None:
@@ -61,6 +63,7 @@ class GenerateState(metaclass=_RebuiltMeta):
         self.sampling_params = base_sampling_params(args)
         self.aborted = False
         self.ledger = Ledger()
+        self.retried: Counter[str] = Counter()
         self._semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )

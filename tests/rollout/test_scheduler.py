@@ -10,11 +10,12 @@ from slime.errors import ConfigError, DataError, RolloutFailedError
 from slime.rollout.accounting import Fate
 from slime.rollout.inflight import InFlight
 from slime.rollout.policy import Leftover, Synchronous, View
-from slime.rollout.scheduler import Scheduler
+from slime.rollout.scheduler import Limits, Scheduler
 from slime.utils.types import Sample
 from tests.rollout.kit import ListSource, completed_rollout, failed_rollout, finished
 
 HANG = 3600.0
+LIMITS = ("max_failed_ratio", "max_staleness", "late_percentile")
 
 
 class Runs:
@@ -25,7 +26,7 @@ class Runs:
         self.failing = failing or {}
         self.started = []
 
-    async def __call__(self, group, step):
+    async def __call__(self, group, step, stop):
         number = group[0].group_index
         self.started.append(number)
         if group[0].reward is None:
@@ -45,9 +46,12 @@ def scheduler(source, runs=None, *, wanted=2, over=None, policy=None, judge=None
         source=source,
         run_group=runs or Runs(),
         policy=policy or Synchronous(over or wanted),
-        wanted=wanted,
-        group_size=source.size,
         judge=ask,
+        limits=Limits(
+            wanted=wanted,
+            group_size=source.size,
+            **{name: options.pop(name) for name in LIMITS if name in options},
+        ),
         **({"inflight": InFlight()} | options),
     )
 
@@ -190,7 +194,7 @@ class NoBuffer(ListSource):
 
 
 def test_an_error_is_not_hidden_by_a_source_that_takes_nothing_back():
-    async def run_group(group, step):
+    async def run_group(group, step, stop):
         if group[0].group_index == 1:
             raise ConfigError("no reward is configured")
         await asyncio.sleep(HANG)
@@ -228,7 +232,7 @@ def test_a_source_that_runs_dry_is_an_error():
 def test_an_error_of_the_run_reaches_the_caller_and_everything_goes_back():
     source = ListSource()
 
-    async def run_group(group, step):
+    async def run_group(group, step, stop):
         if group[0].group_index == 1:
             raise ConfigError("no reward is configured")
         await asyncio.sleep(HANG)
@@ -347,6 +351,7 @@ class Ahead:
     outstanding: int
     leftover: Leftover
     ordered: bool = False
+    continuous: bool = False
 
     def admit(self, view):
         return self.outstanding - view.running

@@ -35,6 +35,7 @@ from slime.config.validate import validate
 from slime.errors import ConfigError
 
 __all__ = ["Config", "load_config"]
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,16 @@ class Config:
     def reads_dumps(self) -> bool:
         """Whether rollouts come from files."""
         return self.run.load_debug_rollout_data is not None
+
+    @property
+    def is_fully_async(self) -> bool:
+        """Whether rollouts go on over steps and weight updates."""
+        return self.rollout.rollout_function_path == FULLY_ASYNC
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rollouts are made while the trainer trains."""
+        return (self.rollout.async_training or self.is_fully_async) and not self.train_only
 
     @property
     def learns_from_data(self) -> bool:

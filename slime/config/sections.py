@@ -107,6 +107,43 @@ class RolloutConfig:
     )
     sglang_server_concurrency: int = flag(512, "most requests in flight at one engine", "int", at_least=1)
     rollout_timeout: float = flag(1800.0, "deadline of one rollout in seconds", "float", above=0)
+    turn_timeout: float | None = flag(
+        None, "deadline of one engine call of a rollout in seconds (default: the rollout's)", "float", above=0
+    )
+    rollout_retries: int = flag(0, "times that a failed rollout begins again", "int", at_least=0)
+    partial_rollout: bool = flag(
+        False, "continue in the next step what a full batch interrupts, instead of beginning again", "switch"
+    )
+    mask_offpolicy_in_partial_rollout: bool = flag(
+        False, "leave the tokens before the interruption out of the loss", "switch"
+    )
+    async_training: bool = flag(
+        False,
+        "generate the next rollout step while this one trains; implied by fully_async_rollout",
+        "switch",
+    )
+    max_staleness: int | None = flag(
+        None,
+        "most weight updates between a token and its training (default: 2 for fully_async_rollout, else no "
+        "bound)",
+        "int",
+        at_least=0,
+    )
+    late_percentile: float = flag(
+        1.0,
+        "cut a group that holds up a batch by its age once it runs longer than this share of the others; "
+        "1 never cuts",
+        "float",
+        above=0,
+        at_most=1,
+    )
+    update_in_flight: str = flag(
+        "continue",
+        "what fully asynchronous rollouts in flight do when weights change: continue with the new ones, or "
+        "wait: the update waits for them",
+        "str",
+        choices=["continue", "wait"],
+    )
     max_failed_rollout_ratio: float = flag(
         0.5, "stop when more than this share of a step's rollouts failed", "float", at_least=0, at_most=1
     )

@@ -48,7 +48,18 @@ _POLICY_FLAGS = tuple(
 
 def unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     """Those of the flags in `given` that nothing would read."""
-    tables = (_rewards, _estimators, _losses, _corrections, _batches, _training, _saving, _data, _evaluation)
+    tables = (
+        _rewards,
+        _estimators,
+        _losses,
+        _corrections,
+        _batches,
+        _scheduling,
+        _training,
+        _saving,
+        _data,
+        _evaluation,
+    )
     for table in tables:
         for dest, used, needs in table(config):
             if dest in given and not used:
@@ -157,6 +168,23 @@ def _batches(config: Config) -> list[Rule]:
             "engine_max_running_requests",
             not deterministic,
             "answers in parallel (no --deterministic-mode, no --engine-enable-deterministic-inference)",
+        ),
+    ]
+
+
+def _scheduling(config: Config) -> list[Rule]:
+    rollout, is_async = config.rollout, config.is_fully_async
+    wants_fresh = config.train.deterministic_mode
+    return [
+        ("partial_rollout", not is_async, "steps that interrupt rollouts (not with fully_async_rollout)"),
+        ("partial_rollout", not wants_fresh, "a batch that time decides (no --deterministic-mode)"),
+        ("mask_offpolicy_in_partial_rollout", rollout.partial_rollout, "--partial-rollout"),
+        ("update_in_flight", is_async, "--rollout-function-path of fully_async_rollout"),
+        ("late_percentile", is_async, "--rollout-function-path of fully_async_rollout"),
+        *_all_need(
+            ("async_training", "max_staleness"),
+            not (config.train_only or config.run.debug_rollout_only),
+            "both an engine and a trainer",
         ),
     ]
 

@@ -162,6 +162,23 @@ def _sizes(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
 
 
+def _asynchrony(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    if not config.overlaps:
+        return
+    if config.train.deterministic_mode:
+        yield Problem(
+            "--deterministic-mode",
+            "excludes asynchronous rollouts: which weights sample which token is a matter of time",
+            "leave one of them out",
+        )
+    if config.is_fully_async and config.rollout.max_staleness == 0:
+        yield Problem(
+            "--max-staleness",
+            "0 lets no rollout go on while the trainer trains",
+            "at least 1, or the default rollout function",
+        )
+
+
 def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     train, reward, pairs = config.train, config.reward, config.evaluation.eval_prompt_data
     if config.data.num_epoch is not None and config.data.prompt_data is None:
@@ -343,6 +360,7 @@ CHECKS_OF_FLAGS: tuple[Check, ...] = (
     _contradictions,
     _fine_tuning,
     _sizes,
+    _asynchrony,
     unused,
     _incomplete,
     _incomplete_loss,

@@ -75,7 +75,8 @@ class Actors:
         Ray turns one in a constructor into the actor's death.
         """
         config = self._config
-        self._manager = self._actor("rollout manager", "slime.ray.rollout_manager.RolloutManager", 4, config)
+        path = "slime.ray.rollout_manager.RolloutManager"
+        self._manager = self._actor("rollout manager", path, 8, config, str(self._run_dir))
         manager = self._manager.start.remote()
         if self.generates:
             log = str(self._run_dir / "logs" / "engine.log")
@@ -126,11 +127,18 @@ class Actors:
 
     def generate(self, step: int, on_progress: Callable[[int], None]) -> RolloutBatch:
         """One rollout step."""
+        return self.generated(step, self.begin_generate(step), on_progress)
+
+    def begin_generate(self, step: int) -> Any:
+        """Let a rollout step begin; `generated` waits for it."""
+        return self._manager.generate.remote(step)
+
+    def generated(self, step: int, call: Any, on_progress: Callable[[int], None]) -> RolloutBatch:
+        """The batch of a step that has begun."""
 
         def tick() -> None:
             on_progress(self._wait("progress", self._manager.progress.remote())[0])
 
-        call = self._manager.generate.remote(step)
         try:
             batch: RolloutBatch = self._wait(f"rollout step {step}", call, can_give_up=True, on_tick=tick)
         except DeadlineError as error:
@@ -145,8 +153,8 @@ class Actors:
         return metrics
 
     def train(self, step: int, samples: Sequence[TrainSample]) -> RolloutUpdate:
-        """All optimizer steps of a rollout step; the engine holds still meanwhile."""
-        if self._engine is not None:
+        """All optimizer steps of a rollout step; the engine holds still meanwhile, or has its own weights."""
+        if self._engine is not None and not self._config.overlaps:
             self._wait("hold of the engine", self._engine.hold.remote())
         update: RolloutUpdate = self._wait("training", self._trainer.call("train", step, samples))
         return update
@@ -156,8 +164,10 @@ class Actors:
         if self._engine is None or self._trainer is None:
             return {}
         started = time.perf_counter()
+        self._wait("rollouts before a weight update", self._manager.before_update.remote())
         call = self._engine.update.remote(self._weights_file, version)
         metrics: dict[str, float] = self._wait("weight update", call)
+        self._wait("news of a weight update", self._manager.weights_changed.remote(version))
         return metrics | {"perf/update_weights_total_time": time.perf_counter() - started}
 
     def save(self, step_folder: Path) -> list[Part]:

@@ -1,7 +1,8 @@
 """The loop of a run. All that it calls is an actor; all that it decides is in `Config` and `Plan`.
 
-Invariant: a step is generate, train, update; policy version N + 1 is the weights after N rollout steps.
-Laptop and cluster run these lines.
+Invariant: a step is generate, train, update; policy version N + 1 is the weights after N rollout steps. Where
+they overlap, step N + 1 is generated while N trains: by the weights before it, or, fully asynchronous, across
+the update. Laptop and cluster run these lines.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slime.config import Config
 from slime.config.plan import Plan, evaluation_steps
@@ -18,6 +20,7 @@ from slime.observability.console import RunConsole
 from slime.observability.report import evaluation_scores
 from slime.observability.trackers import Tracker
 from slime.ray.actors import Actors
+from slime.ray.batch import RolloutBatch
 from slime.ray.checkpoint_writer import CheckpointWriter
 from slime.ray.lineage import Trained
 from slime.ray.supervision import StopRequested
@@ -62,6 +65,8 @@ class Driver:
         self._trained = trained
         model = config.model
         self._checkpoints = CheckpointWriter(Path(model.save), model.keep_checkpoints) if model.save else None
+        self._calls: dict[int, Any] = {}
+        self._batches: dict[int, RolloutBatch] = {}
         self.result = RunResult(run_dir, steps_done=plan.first_rollout_step)
 
     def run(self) -> RunResult:
@@ -86,7 +91,8 @@ class Driver:
         started = time.perf_counter()
         actors, plan = self._actors, self._plan
         self._console.phase(f"step {step}: rollout", plan.prompts_per_rollout_step)
-        batch = actors.generate(step, self._console.progress)
+        batch = self._batch_of(step)
+        self._begin(step + 1)
         metrics = batch.metrics | {"rollout/policy_version": float(step)}
         if actors.trains:
             what = "critic only" if step < plan.critic_only_rollout_steps else "training"
@@ -94,12 +100,28 @@ class Driver:
             update = actors.train(step, batch.samples)
             self._trained = self._trained.after(batch.samples)
             metrics |= update.metrics()
+            if not self._config.is_fully_async and step + 1 in self._calls:
+                self._console.phase(f"step {step + 1}: rollout", plan.prompts_per_rollout_step)
+                self._batches[step + 1] = self._batch_of(step + 1)
             self._console.phase(f"step {step}: weights")
             metrics |= actors.synchronise(step + 1)
         metrics["perf/step_time"] = time.perf_counter() - started
         self._tracker.log(metrics | {"rollout/step": float(step)}, step)
         self._console.step(step, metrics)
         self._warn_of_gap(step, metrics)
+
+    def _begin(self, step: int) -> None:
+        """Let a step be generated while the one before trains."""
+        if self._config.overlaps and self._actors.trains and step < self._plan.rollout_steps:
+            self._calls[step] = self._actors.begin_generate(step)
+
+    def _batch_of(self, step: int) -> RolloutBatch:
+        if step in self._batches:
+            return self._batches.pop(step)
+        call = self._calls.pop(step, None)
+        if call is None:
+            return self._actors.generate(step, self._console.progress)
+        return self._actors.generated(step, call, self._console.progress)
 
     def _warn_of_gap(self, step: int, metrics: Mapping[str, float]) -> None:
         gap, bound = metrics.get(GAP, 0.0), self._config.run.logprob_gap_warning

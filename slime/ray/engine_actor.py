@@ -1,7 +1,8 @@
 """The engine as an actor: owns the child process of the embedded engine and its weights.
 
 Invariant: the version that the engine reports is the version of the weights that it computes with: weights
-change only between `pause` and `resume`, and every change sets a version.
+change only between `pause` and `resume`, and every change sets a version. Where rollouts and training
+overlap, the engine has a copy of the weights; else it computes with the trainer's own.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class EngineActor:
     def update(self, weights_file: str, version: int) -> dict[str, float]:
         """Take the weights in the shared file as `version`, and go on generating; returns metrics."""
         started = time.perf_counter()
-        run_blocking(_update(self._client, weights_file, version))
+        update = _update_in_flight if self._config.overlaps else _update
+        run_blocking(update(self._client, weights_file, version))
         return {"perf/update_weights_time": time.perf_counter() - started}
 
     def stop(self) -> None:
@@ -79,4 +81,15 @@ async def _update(client: EngineClient, weights_file: str, version: int) -> None
     )
     await client.end_weight_update()
     await client.resume_memory()
+    await client.resume()
+
+
+async def _update_in_flight(client: EngineClient, weights_file: str, version: int) -> None:
+    """What runs goes on behind the update with the keys and values that it has."""
+    await client.pause("in_place")
+    await client.begin_weight_update()
+    await client.update_weights_from_tensor(
+        [weights_file], load_format="shared_memory_copy", weight_version=str(version), flush_cache=True
+    )
+    await client.end_weight_update()
     await client.resume()

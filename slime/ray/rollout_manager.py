@@ -14,15 +14,17 @@ from typing import Any
 
 from slime.config import Config
 from slime.ray.batch import RolloutBatch
-from slime.rollout import dump
+from slime.rollout import dump, events, unfinished
 from slime.rollout.base_types import RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.convert import flatten, to_train_samples
+from slime.rollout.events import EventLog
 from slime.rollout.inflight import IN_FLIGHT
-from slime.rollout.loop import background_loop
+from slime.rollout.loop import background_loop, run_blocking
 from slime.rollout.metrics import eval_metrics, rollout_metrics
 from slime.rollout.probe import probe_samples
 from slime.rollout.rm_hub import check_reward_source
 from slime.rollout.seeds import seed_process
+from slime.rollout.session import SESSION
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
 from slime.utils.parts import Part, declare, files_below
@@ -32,11 +34,14 @@ from slime.utils.types import Sample
 class RolloutManager:
     """Makes rollouts and evaluations with the engine that it is connected to.
 
-    Methods run on several threads: `progress` and `describe` answer while `generate` works.
+    Methods run on several threads: `progress` and `describe` answer while `generate` works. None is a
+    coroutine: Ray would then run all of them on one event loop.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, run_dir: str | None = None) -> None:
         self._args = config.args()
+        self._overlaps = config.overlaps
+        self._run_dir = Path(run_dir) if run_dir else None
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -45,6 +50,8 @@ class RolloutManager:
         Raises:
             DataError, ConfigError, HookError: data or configuration that cannot be used.
         """
+        if self._run_dir is not None:
+            SESSION.log = EventLog(self._run_dir / events.NAME)
         self._source = load_function(self._args.data_source_path)(self._args)
         self._rollout = load_function(self._args.rollout_function_path)
         self._evaluate = load_function(self._args.eval_function_path or self._args.rollout_function_path)
@@ -66,6 +73,8 @@ class RolloutManager:
     def stop(self) -> None:
         """Cancel what runs, so that hooks clean up, and let `watch` return."""
         background_loop().cancel()
+        run_blocking(SESSION.close())
+        SESSION.log.close()
         self._stopped.set()
 
     def generate(self, rollout_id: int) -> RolloutBatch:
@@ -76,6 +85,7 @@ class RolloutManager:
         samples = list(flatten(output.samples))
         if self._args.save_debug_rollout_data:
             dump.save(self._args.save_debug_rollout_data, rollout_id, samples)
+        SESSION.hand_out(rollout_id, output.samples)
         rows = to_train_samples(output.samples, self._args)
         metrics = self._logged(rollout_id, samples, output.metrics or {}, time.perf_counter() - started)
         return RolloutBatch(rows, metrics)
@@ -98,6 +108,14 @@ class RolloutManager:
         """Groups that are finished and wanted in the running step."""
         return IN_FLIGHT.progress
 
+    def before_update(self) -> None:
+        """The weights are about to change: what is in flight ends or is kept, as the policy says."""
+        run_blocking(SESSION.before_update())
+
+    def weights_changed(self, version: int) -> None:
+        """The engine has the weights of this policy version."""
+        run_blocking(SESSION.weights_changed(version))
+
     def describe(self) -> str:
         """A table of everything in flight: rollout id, phase, how long."""
         return IN_FLIGHT.describe()
@@ -110,14 +128,20 @@ class RolloutManager:
         """
         root = Path(self._args.save)
         before = _stamps(root)
-        self._source.save(rollout_id)
+        if self._overlaps:
+            run_blocking(_save_with_unfinished(self._source, root, rollout_id))
+        else:
+            self._source.save(rollout_id)
         written = [path for path, stamp in _stamps(root).items() if before.get(path) != stamp]
         number = re.compile(rf"(?<!\d)0*{rollout_id}(?!\d)")
         return declare(root, [path for path in written if number.search(str(path.relative_to(root)))])
 
     def load(self, rollout_id: int) -> None:
-        """Read it back."""
+        """Read it back; what was in flight is given out first."""
         self._source.load(rollout_id)
+        groups = unfinished.load(Path(self._args.load), rollout_id) if self._args.load else []
+        for group in groups:
+            self._source.add_samples([group])
 
     def _output(self, rollout_id: int) -> RolloutFnTrainOutput:
         path = self._args.load_debug_rollout_data
@@ -136,6 +160,12 @@ class RolloutManager:
         if hook and load_function(hook)(rollout_id, self._args, samples, extra, seconds):
             return {name: value for name, value in extra.items() if name.startswith("rollout/accounting/")}
         return extra | rollout_metrics(self._args, samples, seconds)
+
+
+async def _save_with_unfinished(source: Any, root: Path, rollout_id: int) -> None:
+    """On the rollout loop, so that no group moves meanwhile."""
+    source.save(rollout_id)
+    unfinished.save(root, rollout_id, SESSION.unfinished(rollout_id))
 
 
 def _stamps(root: Path) -> dict[Path, tuple[int, int, int]]:

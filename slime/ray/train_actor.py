@@ -128,6 +128,7 @@ class TrainActor:
             hooks=self._hooks,
             critic=self._critic_training(step),
             carry=self._carry(step),
+            policy_version=step if self._config.overlaps else 0,
         )
         self._waiting = update.waiting
         self._trainer.sleep()

@@ -18,7 +18,7 @@ from slime.errors import CheckpointError, ConfigError, DataError, HookError
 from slime.rollout.base_types import Group
 from slime.rollout.groups import rollouts_of
 from slime.rollout.hooks import flag_name, hook_name, load_hook
-from slime.rollout.sample_json import from_json, to_json
+from slime.rollout.sample_json import group_from_json, group_to_json
 from slime.utils.data import Dataset
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
@@ -231,11 +231,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.buffer.extend(samples)
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "buffer": [_group_to_json(group) for group in self.buffer]}
+        return {**super()._state(), "buffer": [group_to_json(group) for group in self.buffer]}
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         super()._restore(state, path)
-        self.buffer = [_group_from_json(group) for group in state["buffer"]]
+        self.buffer = [group_from_json(group) for group in state["buffer"]]
 
 
 def check_takes_back(args: Any, source: Any) -> None:
@@ -337,11 +337,3 @@ def _group_index(group: Any) -> int | None:
     while isinstance(first, list) and first:
         first = first[0]
     return first.group_index if isinstance(first, Sample) else None
-
-
-def _group_to_json(group: Any) -> Any:
-    return [_group_to_json(item) if isinstance(item, list) else to_json(item) for item in group]
-
-
-def _group_from_json(group: Any) -> Any:
-    return [_group_from_json(item) if isinstance(item, list) else from_json(item) for item in group]

@@ -60,3 +60,13 @@ def _restored(value: Any) -> Any:
         flat = np.frombuffer(base64.b64decode(value[_ARRAY]), dtype=np.dtype(value["dtype"]))
         return flat.reshape(value["shape"]).copy()
     return {key: _restored(item) for key, item in value.items()}
+
+
+def group_to_json(group: Any) -> list[Any]:
+    """A group, flat or nested, as JSON values."""
+    return [group_to_json(item) if isinstance(item, list) else to_json(item) for item in group]
+
+
+def group_from_json(group: Any) -> list[Any]:
+    """Inverse of `group_to_json`."""
+    return [group_from_json(item) if isinstance(item, list) else from_json(item) for item in group]

@@ -57,6 +57,7 @@ class Batch:
         age: steps between the oldest token and its training.
     """
 
+    step: int
     groups: list[GroupRun]
     seen: list[GroupRun]
     drops: Counter[str]
@@ -430,6 +431,7 @@ class Scheduler:
         if self._policy.continuous:
             self._between = asyncio.create_task(self._keep_admitting())
         return Batch(
+            step=batch.step,
             groups=groups,
             seen=batch.seen,
             drops=batch.drops,

@@ -8,13 +8,13 @@ log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from typing import Any
 
 from slime.errors import ConfigError
 from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.inflight import IN_FLIGHT, Watchdog
-from slime.rollout.outcome import MemberGroup
 from slime.rollout.scheduler import Scheduler, Source
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class RolloutSession:
         self._scheduler: Scheduler | None = None
         self._source: Source | None = None
         self._open: AsyncExitStack | None = None
+        self._handed_out: dict[int, Sequence[Any]] = {}
 
     @contextmanager
     def using(self, scheduler: Scheduler) -> Iterator[None]:
@@ -83,9 +84,17 @@ class RolloutSession:
         if self._scheduler is not None:
             self._scheduler.weights_changed(version)
 
-    async def unfinished(self) -> list[MemberGroup]:
-        """Copies of the groups that are out."""
-        return self._scheduler.unfinished() if self._scheduler is not None else []
+    def hand_out(self, step: int, groups: Sequence[Any]) -> None:
+        """These groups left for training in `step`; those of two steps before have trained."""
+        self._handed_out[step] = groups
+        for old in [other for other in self._handed_out if other < step - 1]:
+            del self._handed_out[old]
+
+    def unfinished(self, step: int) -> list[Any]:
+        """The groups that are out and have not trained by the end of `step`, as they would go back."""
+        waiting = [groups for other, groups in self._handed_out.items() if other > step]
+        running = self._scheduler.unfinished() if self._scheduler is not None else []
+        return [group for groups in waiting for group in groups] + running
 
     def _begin(self, scheduler: Scheduler) -> None:
         if self._scheduler is not None:

@@ -203,6 +203,7 @@ def output_of(batch: Batch, state: GenerateState) -> RolloutFnTrainOutput:
     state.retried.clear()
     if SESSION.version is not None:
         metrics["rollout/oldest_token_age"] = float(max(batch.age, 0))
+    SESSION.hand_out(batch.step, [run.members for run in batch.groups])
     cut = sum("cut" in rollout.samples[-1].metadata for rollout in rollouts)
     metrics["rollout/cut"] = float(cut)
     return RolloutFnTrainOutput(samples=[run.members for run in batch.groups], metrics=metrics)

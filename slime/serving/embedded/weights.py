@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from slime.serving.weights.shared import SharedWeights
 
-FORMATS = ("shared_memory", "safetensors")
+FORMATS = ("shared_memory", "shared_memory_copy", "safetensors")
 
 
 class WeightUpdater:
@@ -53,7 +53,8 @@ class WeightUpdater:
         """Take weights over the wire.
 
         Args:
-            payload: a list: one path (shared_memory) or base64 safetensors blobs (safetensors).
+            payload: a list: one path (shared_memory, whose changes are seen at once, or shared_memory_copy)
+                or base64 safetensors blobs (safetensors).
 
         Raises:
             EngineRequestError: a format that is not supported, or a payload that is not in it.
@@ -68,17 +69,17 @@ class WeightUpdater:
         if not isinstance(payload, list) or not payload or not all(isinstance(x, str) for x in payload):
             raise EngineRequestError("serialized_named_tensors must be a non-empty list of strings.")
         with self._lock:
-            if load_format == "shared_memory":
-                self._from_shared(payload, version, flush=flush)
+            if load_format != "safetensors":
+                self._from_shared(payload, version, alias=load_format == "shared_memory", flush=flush)
             else:
                 tensors = {name: tensor for blob in payload for name, tensor in _decoded(blob).items()}
                 self._swap(tensors, version, alias=False, flush=flush)
 
-    def _from_shared(self, payload: list[str], version: str | None, *, flush: bool) -> None:
+    def _from_shared(self, payload: list[str], version: str | None, *, alias: bool, flush: bool) -> None:
         if len(payload) != 1:
-            raise EngineRequestError(f"shared_memory takes one path, got {len(payload)}.")
+            raise EngineRequestError(f"shared memory takes one path, got {len(payload)}.")
         shared = self._map(Path(payload[0]))
-        self._swap(shared.views, version, alias=True, flush=flush)
+        self._swap(shared.views, version, alias=alias, flush=flush)
         self._mapped = shared
 
     def _swap(

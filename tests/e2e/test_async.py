@@ -1,0 +1,57 @@
+"""Rollouts that overlap training: one step ahead, fully asynchronous, and continued over steps."""
+
+import json
+
+import pytest
+
+from slime.rollout.events import read_events
+
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+POLICIES = {
+    "ahead": {"async_training": True},
+    "fully": {"rollout_function_path": FULLY_ASYNC, "max_staleness": 2},
+    "waits": {"rollout_function_path": FULLY_ASYNC, "update_in_flight": "wait"},
+    "partial": {"partial_rollout": True, "over_sampling_batch_size": 6},
+}
+BOUND = {"ahead": 1, "fully": 2, "waits": 2, "partial": None}
+STEPS = 6
+
+
+def steps_of(world, name):
+    return [row for row in world.metrics(name) if "train/loss" in row]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_learns_within_its_bound_and_loses_nothing(world, policy):
+    text = world.train(policy, num_rollout=STEPS, **POLICIES[policy])
+    rows = steps_of(world, policy)
+    assert len(rows) == STEPS, text
+    for row in rows:
+        assert row["rollout/accounting/trained"] == 16
+        assert 0 <= row["rollout/wasted_ratio"] <= 1
+        if BOUND[policy] is not None:
+            assert row["rollout/oldest_token_age"] <= BOUND[policy]
+            assert row["rollout/accounting/requeued"] == 0
+    assert max(row["rollout/oldest_token_age"] for row in rows) >= 1 or policy == "partial"
+    rewards = world.rewards(policy)
+    assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2
+    starts = [
+        event for event in read_events(world.folder / policy / "events.jsonl") if event["event"] == "start"
+    ]
+    assert len(starts) * 4 >= STEPS * 16
+
+
+def test_a_run_that_is_stopped_gives_out_again_what_was_in_flight(world):
+    save = world.folder / "again-ckpt"
+    flags = POLICIES["fully"] | {"save": save, "save_interval": 1}
+    world.train("again", num_rollout=3, **flags)
+    held = json.loads((save / "rollout" / "unfinished_2.json").read_text())
+    assert held
+    groups = {group[0]["group_index"] for group in held}
+    world.train("again", num_rollout=5, load=save, **flags)
+    events = list(read_events(world.folder / "again" / "events.jsonl"))
+    second = max(place for place, event in enumerate(events) if event["event"] == "log")
+    started = [event["group"] for event in events[second:] if event["event"] == "start"]
+    assert groups <= set(started)
+    trained = [group for event in events if event["event"] == "close" for group in event["groups"]]
+    assert len(trained) == len(set(trained)) == 5 * 4

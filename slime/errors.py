@@ -70,7 +70,29 @@ class DeadlineError(SlimeError):
 
 
 class RewardError(SlimeError):
-    """A reward could not be computed. Never turned into a number."""
+    """A reward could not be computed. Never turned into a number.
+
+    Args:
+        reason: short and of few values, to count by, e.g. ``timeout``; None for the name of the class.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        place: str | None = None,
+        remedy: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message, place=place, remedy=remedy)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_reward, (self.message, self.place, self.remedy, self.reason)
+
+
+def _rebuild_reward(message: str, place: str | None, remedy: str | None, reason: str | None) -> RewardError:
+    return RewardError(message, place=place, remedy=remedy, reason=reason)
 
 
 class RolloutFailedError(SlimeError):

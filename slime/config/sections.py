@@ -153,7 +153,11 @@ class RolloutConfig:
 class RewardConfig:
     """Where rewards come from."""
 
-    rm_type: str | None = flag(None, "built-in reward: math, f1, random, remote_rm; boxed_ before it", "str")
+    rm_type: str | None = flag(
+        None,
+        "built-in reward: math, deepscaler, dapo, f1, gpqa, ifbench, remote_rm, judge, random; or boxed_...",
+        "str",
+    )
     custom_rm_path: str | None = flag(None, "reward hook", "str")
     group_rm: bool = flag(False, "reward a whole group in one call", "switch")
     rm_url: str | None = flag(None, "URL of the remote reward, or of the teacher's /generate", "str")
@@ -161,6 +165,17 @@ class RewardConfig:
     eval_reward_key: str | None = flag(None, "the same in evaluation", "str")
     reward_timeout: float = flag(60.0, "deadline of one reward in seconds", "float", above=0)
     reward_num_workers: int = flag(2, "processes that check built-in rewards", "int", at_least=1)
+    judge_url: str | None = flag(
+        None, "URL of --rm-type judge: an engine's .../generate, or an OpenAI-compatible base URL", "str"
+    )
+    judge_model: str | None = flag(
+        None, "the judge's name at a base URL, or its tokenizer's folder for an engine", "str"
+    )
+    judge_rubric: str | None = flag(None, "file or text with {prompt}, {response}, {label}", "str")
+    judge_api_key_env: str | None = flag(None, "environment variable that holds the judge's key", "str")
+    judge_scale: float = flag(10.0, "the judge's best score; the reward is its share of it", "float", above=0)
+    judge_asks: int = flag(3, "how often a judge is asked at most until it gives a score", "int", at_least=1)
+    judge_max_tokens: int = flag(1024, "most tokens of a judge's answer", "int", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

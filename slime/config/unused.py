@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from slime.config.problem import Problem, dashed
-from slime.config.sections import AlgorithmConfig, CriticConfig, EvalConfig
+from slime.config.sections import AlgorithmConfig, CriticConfig, EvalConfig, RewardConfig
 
 if TYPE_CHECKING:
     from slime.config import Config
@@ -23,6 +23,7 @@ _EVAL_FLAGS = tuple(
     for item in dataclasses.fields(EvalConfig)
     if item.name not in ("eval_prompt_data", "eval_config")
 )
+_JUDGE_FLAGS = tuple(item.name for item in dataclasses.fields(RewardConfig) if item.name.startswith("judge_"))
 _WITHOUT_GROUPS = ("reinforce_plus_plus", "ppo")
 _CRITIC_FLAGS = (
     "lambd",
@@ -90,6 +91,11 @@ def _rewards(config: Config) -> list[Rule]:
             "rm_url",
             algorithm.use_opd or "remote_rm" in (reward.rm_type or "remote_rm"),
             "--rm-type remote_rm or --use-opd",
+        ),
+        *_all_need(
+            _JUDGE_FLAGS,
+            "judge" in (reward.rm_type or "judge") or config.evaluation.eval_config,
+            "--rm-type judge",
         ),
     ]
 

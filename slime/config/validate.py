@@ -198,6 +198,7 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
     if reward.rm_type is not None and "remote_rm" in reward.rm_type and reward.rm_url is None:
         yield Problem("--rm-type", "remote_rm needs --rm-url", "the URL that scores a response")
+    yield from _incomplete_reward(config)
     if config.algorithm.use_opd and "remote_rm" in (reward.rm_type or ""):
         yield Problem(
             "--rm-type",
@@ -210,6 +211,18 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             f"takes pairs of name and path, got {len(pairs)} words",
             "name path name path",
         )
+
+
+def _incomplete_reward(config: Config) -> Iterator[Problem]:
+    """What the built-in reward of the run lacks."""
+    reward = config.reward
+    kind = (reward.rm_type or "").removeprefix("boxed_")
+    if kind == "dapo" and reward.reward_key is None and reward.custom_rm_path is None:
+        yield Problem("--rm-type", "dapo gives a dict of score, acc and pred", "set --reward-key score")
+    if kind == "judge":
+        for name, value in (("--judge-url", reward.judge_url), ("--judge-model", reward.judge_model)):
+            if value is None:
+                yield Problem("--rm-type", f"judge needs {name}", "see docs/en/rewards.md")
 
 
 def _incomplete_loss(config: Config, given: frozenset[str]) -> Iterator[Problem]:

@@ -23,6 +23,7 @@ from slime.rollout.loop import background_loop, run_blocking
 from slime.rollout.metrics import eval_metrics, rollout_metrics
 from slime.rollout.probe import probe_samples
 from slime.rollout.rm_hub import check_reward_source
+from slime.rollout.rm_hub.verdict import VERDICTS
 from slime.rollout.seeds import seed_process
 from slime.rollout.session import SESSION
 from slime.train.batch import TrainSample
@@ -156,6 +157,7 @@ class RolloutManager:
         self, rollout_id: int, samples: list[Sample], extra: dict[str, Any], seconds: float
     ) -> dict[str, Any]:
         """Metrics of the step; only the account (law 5) where the logging hook took over."""
+        extra = extra | VERDICTS.take()
         hook = self._args.custom_rollout_log_function_path
         if hook and load_function(hook)(rollout_id, self._args, samples, extra, seconds):
             return {name: value for name, value in extra.items() if name.startswith("rollout/accounting/")}

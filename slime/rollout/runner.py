@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime.errors import ConfigError, HookError
+from slime.errors import ConfigError
 from slime.rollout.boundary import check_trainable, checked_siblings, vocabulary_size
 from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.group_run import copy_of
@@ -24,6 +24,7 @@ from slime.rollout.hooks import call_generate, load_hook
 from slime.rollout.inflight import IN_FLIGHT, Entry, InFlight
 from slime.rollout.outcome import Failed, Member, Outcome, Rollout, Timings, outcome_of
 from slime.rollout.rewarding import Rewarder
+from slime.rollout.rm_hub.verdict import failure_kind
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.seeds import CallSeeds, call_seeds
 from slime.rollout.stopping import GroupStop, Stop
@@ -308,5 +309,4 @@ class _Run:
 
 def _failure(phase: str, place: str, error: Exception) -> Failed:
     """Reason by phase and kind of error: few values, to count by. The hub wraps what hooks raise."""
-    cause = error.__cause__ if isinstance(error, HookError) and error.__cause__ else error
-    return Failed(f"{phase}: {type(cause).__name__}", place, str(error))
+    return Failed(f"{phase}: {failure_kind(error)}", place, str(error))

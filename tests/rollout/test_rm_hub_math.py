@@ -1,12 +1,15 @@
 import threading
+from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime.errors import RewardError
+from slime.rollout.rm_hub import Invalid, expressions
 from slime.rollout.rm_hub.boxed import boxed_answer, last_boxed_only_string, remove_boxed
 from slime.rollout.rm_hub.f1 import f1_score
-from slime.rollout.rm_hub.math_utils import grade_answer, math_reward
+from slime.rollout.rm_hub.math_utils import grade_answer, math_check, math_reward
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_reward_reads_the_last_complete_box(response, label, expected):
 
 def test_check_needs_no_signals_and_so_runs_in_any_thread():
     results = []
-    thread = threading.Thread(target=lambda: results.append(grade_answer(r"\sqrt{4}", "2")))
+    thread = threading.Thread(target=lambda: results.append(grade_answer(r"\sqrt{8}", r"2\sqrt{2}")))
     thread.start()
     thread.join()
     assert results == [True]
@@ -115,3 +118,80 @@ def test_f1_is_symmetric_and_bounded(a, b):
     f1, precision, recall = f1_score(a, b)
     assert f1_score(b, a) == pytest.approx((f1, recall, precision))
     assert 0.0 <= f1 <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "equal"),
+    [
+        (r"\mathbf{8}", "8", True),
+        ("8 apples", "8", True),
+        ("8.00", "8", True),
+        (r"90^\circ", "90", True),
+        (r"x+y=8", "8", True),
+        (r"\$8", "8", True),
+        (r"50\%", "50", True),
+        (r"50\%", "1/2", True),
+        (r"20\%", "1/2", False),
+        (r"\sqrt{4}", "2", False),
+        ("2^3", "8", False),
+        ("5, 6", "5", False),
+        ("x>5", "5", False),
+        (r"\{1,2\}", r"\{2,1\}", True),
+        (r"\text{(C)}", "C", True),
+        ("Evelyn", r"\text{Evelyn}", True),
+        ("x>3", "3<x", True),
+        ("x^2+1", "x^2+2", False),
+        (r"\log_2 x", r"\frac{\ln x}{\ln 2}", True),
+        ("(2,1)", "(3,1)", False),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}", False),
+    ],
+)
+def test_an_integer_takes_an_integer_and_the_rest_is_algebra(answer, label, equal):
+    assert grade_answer(answer, label) is equal
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        ("so 5", "no_box"),
+        (r"so \boxed{5", "no_box"),
+        (r"\boxed{}", "unparsable_answer"),
+        (r"\boxed{\frac{}{}{x}", "no_box"),
+        (r"\boxed{\left( \frac{x \right)}}", "unparsable_answer"),
+    ],
+)
+def test_a_response_without_an_answer_is_wrong_and_says_why(response, reason):
+    assert math_check(response, "x/2") == Invalid(0.0, reason)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9^{9^{9^{9}}}",
+        "2^{10^{10}}",
+        "(10^{100})^{10^{9}}",
+        "10^{8}!",
+        "{" * 60 + "x" + "}" * 60,
+        "+".join(["x"] * 2000),
+        "(" * 5000,
+    ],
+)
+def test_an_answer_that_is_too_large_to_judge_is_a_failure_and_not_wrong(answer):
+    with pytest.raises(RewardError, match="cannot judge the answer") as caught:
+        grade_answer(answer, r"\frac{x}{2}")
+    assert caught.value.reason == "too_complex"
+
+
+@given(st.text(alphabet="x12+-*/^(){}\\frac,. ", max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_an_integer_label_is_decided_without_algebra_whatever_the_answer(answer):
+    with mock.patch.object(expressions, "read", side_effect=AssertionError("algebra")):
+        assert math_reward(f"\\boxed{{{answer}}}", "5") in (0.0, 1.0)
+
+
+@given(st.integers(-99, 99), st.integers(-99, 99), st.integers(1, 9))
+@settings(max_examples=15, deadline=None)
+def test_an_expression_equals_itself_rewritten_and_not_itself_plus_one(a, b, c):
+    label = f"{c}x^2+{a}x+{b}"
+    assert grade_answer(f"{b}+{a}x+{c}x^2", label)
+    assert not grade_answer(f"{b + 1}+{a}x+{c}x^2", label)

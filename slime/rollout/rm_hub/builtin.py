@@ -1,37 +1,62 @@
 """The built-in reward types by name, and the ``boxed_`` prefix.
 
-A check is a pure function of texts that runs in the worker pool; `remote_rm` and `random` need no check.
+A check is a pure function of texts that runs in the worker pool; `remote_rm`, `judge` and `random` need none.
+Invariant: what a check says of an answer that is missing is kept as `Invalid`.
 """
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 import difflib
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from slime.errors import ConfigError, RewardError
+from slime.rollout.rm_hub import gpqa, ifbench
 from slime.rollout.rm_hub.boxed import boxed_answer
+from slime.rollout.rm_hub.http import post_json
+from slime.rollout.rm_hub.judge import judge_reward
 from slime.rollout.rm_hub.pool import shared_pool
 from slime.rollout.rm_hub.validity import sample_name
-from slime.utils.http_utils import HttpError, post
+from slime.rollout.rm_hub.verdict import Invalid
 from slime.utils.types import Sample
 
 BOXED = "boxed_"
-REMOTE_RETRIES = 9
+NO_BOX = "no_box"
 DEFAULT_WORKERS = 2
 """As the flag's default."""
+_HUB = "slime.rollout.rm_hub."
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A reward that is computed in the pool.
+
+    Attributes:
+        function: dotted path of ``(response, label[, metadata]) -> reward or Invalid``.
+        metadata: keys of `Sample.metadata` that it reads; a label may be missing where one of them is there.
+        boxed: the function for ``boxed_``, where it reads the box itself.
+    """
+
+    function: str
+    metadata: tuple[str, ...] = ()
+    boxed: str | None = None
+
 
 CHECKS = {
-    "math": "slime.rollout.rm_hub.math_utils.math_reward",
-    "f1": "slime.rollout.rm_hub.f1.f1_reward",
+    "math": Check(_HUB + "math_utils.math_check", boxed=_HUB + "math_utils.math_check"),
+    "deepscaler": Check(_HUB + "deepscaler.deepscaler_check", boxed=_HUB + "deepscaler.deepscaler_check"),
+    "dapo": Check(_HUB + "math_dapo_utils.dapo_check", boxed=_HUB + "math_dapo_utils.boxed_dapo_check"),
+    "f1": Check(_HUB + "f1.f1_reward"),
+    "gpqa": Check(_HUB + "gpqa.gpqa_check", gpqa.METADATA_KEYS),
+    "ifbench": Check(_HUB + "ifbench.ifbench_check", ifbench.METADATA_KEYS),
 }
-"""Type -> function (response, label) -> reward, run in the pool."""
 
 
 async def builtin_reward(rm_type: str, args: Any, sample: Sample, timeout_s: float) -> Any:
-    """The raw value of a built-in reward.
+    """The raw value of a built-in reward, or `Invalid` with it.
 
     Args:
         rm_type: a type, or ``boxed_<type>`` to judge only the content of the last box.
@@ -43,11 +68,17 @@ async def builtin_reward(rm_type: str, args: Any, sample: Sample, timeout_s: flo
     """
     check_rm_type(rm_type, "--rm-type")
     name = rm_type.removeprefix(BOXED)
+    check = CHECKS.get(name)
     response = sample.response
-    if name != rm_type and name != "math":  # the math check reads the box itself
-        response = boxed_answer(response) or ""
-    if name in CHECKS:
-        return await _check(CHECKS[name], args, sample, response, timeout_s)
+    if name != rm_type and check is not None and check.boxed:
+        check = dataclasses.replace(check, function=check.boxed)
+    elif name != rm_type:
+        box = boxed_answer(response)
+        if box is None and check is not None:
+            return _without_box(await _check(check, args, sample, "", timeout_s))
+        response = box or ""
+    if check is not None:
+        return await _check(check, args, sample, response, timeout_s)
     return await _DIRECT[name](args, sample, response, timeout_s)
 
 
@@ -69,13 +100,26 @@ def check_rm_type(rm_type: str, place: str) -> None:
     )
 
 
-async def _check(path: str, args: Any, sample: Sample, response: str, timeout_s: float) -> Any:
-    if sample.label is None or str(sample.label).strip() == "":
+def _without_box(value: Any) -> Invalid:
+    """What an empty answer scores, for the reason that there is no box."""
+    return Invalid(value.reward if isinstance(value, Invalid) else value, NO_BOX)
+
+
+async def _check(check: Check, args: Any, sample: Sample, response: str, timeout_s: float) -> Any:
+    label: Any = sample.label
+    if isinstance(label, int | float):
+        label = str(label)
+    metadata = {key: sample.metadata[key] for key in check.metadata if key in sample.metadata}
+    if (label is None or (isinstance(label, str) and not label.strip())) and not metadata:
         raise RewardError(
-            "has no label to check against", place=sample_name(sample), remedy="set --label-key"
+            "has no label to check against",
+            place=sample_name(sample),
+            remedy="set --label-key",
+            reason="no_label",
         )
+    arguments = (response, label, metadata) if check.metadata else (response, str(label))
     pool = shared_pool(int(getattr(args, "reward_num_workers", None) or DEFAULT_WORKERS))
-    return await pool.run(path, (response, str(sample.label)), timeout_s=timeout_s, place=sample_name(sample))
+    return await pool.run(check.function, arguments, timeout_s=timeout_s, place=sample_name(sample))
 
 
 async def _random(args: Any, sample: Sample, response: str, timeout_s: float) -> float:
@@ -91,18 +135,11 @@ async def _remote(args: Any, sample: Sample, response: str, timeout_s: float) ->
     if not url:
         raise ConfigError("remote_rm needs an address", place="--rm-url", remedy="set --rm-url")
     payload = {"prompt": sample.prompt, "response": response, "label": sample.label}
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await post(url, payload, REMOTE_RETRIES, timeout=timeout_s)
-    except TimeoutError as error:
-        raise RewardError(
-            f"remote_rm at {url} gave no reward within {timeout_s:g} s", place=sample_name(sample)
-        ) from error
-    except HttpError as error:
-        raise RewardError(f"remote_rm failed: {error}", place=sample_name(sample)) from error
+    return await post_json(url, payload, timeout_s=timeout_s, place=sample_name(sample))
 
 
 _DIRECT: dict[str, Callable[[Any, Sample, str, float], Awaitable[Any]]] = {
     "remote_rm": _remote,
+    "judge": judge_reward,
     "random": _random,
 }

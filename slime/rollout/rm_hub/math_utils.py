@@ -1,76 +1,120 @@
-r"""The math reward: is the boxed answer equal to the label, by text or by the library math-verify.
+r"""The math reward: is the boxed answer equal to the label, by text, by exact numbers or by math-verify.
 
-Stricter than math-verify in one point: a fraction of integers that is not in lowest terms equals only the
-same text (``2/4`` is not ``1/2``). Runs in a worker process, whose pool holds the deadline.
+As in the graders of MATH and PRM800K, a label that is an integer takes an integer only, and a fraction of
+integers that is not in lowest terms equals only the same text (``2/4`` is not ``1/2``). Runs in a worker
+process, whose pool holds the deadline.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
-import math
 import re
-from typing import Any
 
+from slime.rollout.rm_hub import expressions
 from slime.rollout.rm_hub.boxed import boxed_answer, last_boxed_only_string, remove_boxed
+from slime.rollout.rm_hub.literals import Number, Row, literal, plain
+from slime.rollout.rm_hub.verdict import Invalid
 
-__all__ = ["boxed_answer", "grade_answer", "last_boxed_only_string", "math_reward", "remove_boxed"]
+__all__ = [
+    "boxed_answer",
+    "grade_answer",
+    "last_boxed_only_string",
+    "math_check",
+    "math_reward",
+    "remove_boxed",
+]
 
-_INTEGER = r"\{?\s*(-?\d+)\s*\}?"
-_FRACTION = re.compile(rf"-?(?:\\[dt]?frac\s*{_INTEGER}\s*{_INTEGER}|(-?\d+)\s*/\s*(-?\d+))")
-_LAYOUT = re.compile(r"\s+|\\left|\\right|\\[!,;:]|\$")
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}")
+_UNIT = re.compile(r"\^\{?\\circ\}?|\\degree|\\$|\.$")
+_LAST_EQUALS = re.compile(r"(?<![<>!\\])=(?!.*=)")
 
 
-def math_reward(response: str, label: str) -> float:
+def math_check(response: str, label: str) -> float | Invalid:
     r"""1.0 if the last ``\boxed`` or ``\fbox`` of the response equals the label, else 0.0.
 
     Args:
         label: the answer, boxed or not.
+
+    Returns:
+        `Invalid` for a response without a box, or with something in it that is no expression.
+
+    Raises:
+        RewardError: the answer is too large to judge.
     """
     answer = boxed_answer(response)
     if answer is None:
-        return 0.0
-    return float(grade_answer(answer, boxed_answer(label) or label))
+        return Invalid(0.0, "no_box")
+    return judged_answer(answer, label)
+
+
+def math_reward(response: str, label: str) -> float:
+    """The number alone of `math_check`."""
+    verdict = math_check(response, label)
+    return float(verdict.reward) if isinstance(verdict, Invalid) else verdict
+
+
+def judged_answer(answer: str, label: str) -> float | Invalid:
+    """1.0 or 0.0 for an answer, without its box; label and errors as for `math_check`."""
+    equal = _equal(answer, boxed_answer(label) or label)
+    return Invalid(0.0, "unparsable_answer") if equal is None else float(equal)
 
 
 def grade_answer(answer: str, label: str) -> bool:
-    """True if both expressions are equal.
+    """True if both expressions are equal; False for an answer that is no expression.
 
     Raises:
-        Exception: whatever parsing or sympy raises; it means that there is no verdict.
+        RewardError: the answer is too large to judge.
+        Exception: whatever sympy raises; it means that there is no verdict.
     """
-    if _plain(answer) == _plain(label):
-        return _plain(label) != ""
-    if _unreduced(answer) or _unreduced(label):
-        return False
-    return bool(_verify(_parse(label), _parse(answer)))
+    return bool(_equal(answer, label))
 
 
-def _plain(text: str) -> str:
-    """The text without white space, delimiters and layout commands."""
-    return _LAYOUT.sub("", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
+def _equal(answer: str, label: str) -> bool | None:
+    """Whether both are equal, None where the answer is no expression: the cheap ways first."""
+    short, gold_short = plain(answer), plain(label)
+    if short == gold_short or not short:
+        return True if short else None
+    number, gold_number = literal(short), literal(gold_short)
+    decided = _by_number(number, gold_number)
+    if decided is not None:
+        return decided
+    expressions.check_size(short)
+    text, gold_text = expressions.normalised(answer), expressions.normalised(label)
+    if plain(text) == plain(gold_text) != "":
+        return True
+    number, gold_number = number or _bare_number(text), gold_number or _bare_number(gold_text)
+    decided = _by_number(number, gold_number)
+    if decided is not None:
+        return decided
+    if isinstance(gold_number, Number) and gold_number.is_integer:
+        percent = _bare_number(text.replace("%", ""))
+        return isinstance(percent, Number) and percent.equals(gold_number)
+    return _by_algebra(text, gold_text)
 
 
-def _unreduced(text: str) -> bool:
-    match = _FRACTION.fullmatch(text.strip().strip("$").strip())
-    if match is None:
-        return False
-    numerator, denominator = (int(group) for group in match.groups() if group is not None)
-    return abs(denominator) == 1 or math.gcd(numerator, denominator) != 1
+def _by_number(answer: Number | Row | None, gold: Number | Row | None) -> bool | None:
+    """The verdict where both are literals; None where that says nothing."""
+    if isinstance(answer, Number) and isinstance(gold, Number):
+        return answer.equals(gold)
+    if isinstance(answer, Row) and isinstance(gold, Row) and answer.opening == gold.opening:
+        return answer.equals(gold)
+    unreduced = any(isinstance(side, Number) and side.unreduced for side in (answer, gold))
+    return False if unreduced else None
 
 
-def _parse(text: str) -> Any:
-    # parsing_timeout=None: the library's own deadline is signal.alarm, and the pool has one.
-    return _library().parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True)
+def _bare_number(text: str) -> Number | Row | None:
+    r"""The literal in a normalised text, without ``x =``, degrees and ``\text``; a percentage is none."""
+    text = _LAST_EQUALS.split(text)[-1] if "," not in text else text
+    return literal(_UNIT.sub("", plain(_WRAPPED.sub(r"\1", text))))
 
 
-def _verify(gold: Any, answer: Any) -> bool:
-    return bool(_library().verify(gold, answer, timeout_seconds=None, raise_on_error=True))
+def _by_algebra(answer: str, label: str) -> bool | None:
+    gold = expressions.read(label)
+    if gold is None:
+        return _words(answer) == _words(label)
+    found = expressions.read(answer)
+    return None if found is None else expressions.equal(gold, found)
 
 
-@functools.cache
-def _library() -> Any:
-    import math_verify
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its deadline is off
-    return math_verify
+def _words(text: str) -> list[str]:
+    """The words of a label that is no expression, whatever wraps them."""
+    return re.findall(r"\w+", _WRAPPED.sub(r"\1", text).lower())

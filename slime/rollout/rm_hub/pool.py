@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import RewardError
+from slime.rollout.rm_hub.verdict import Invalid
 
 START_TIMEOUT_S = 120.0
 """Deadline for a new process to import what a check needs (slow on a loaded machine)."""
@@ -54,6 +55,9 @@ class RewardPool:
     async def run(self, function: str, arguments: Sequence[Any], *, timeout_s: float, place: str) -> Any:
         """Run `function` (a dotted path) on JSON-able arguments in a worker process.
 
+        Returns:
+            Its value, or `Invalid` with it.
+
         Args:
             timeout_s: seconds from the start of the check; waiting for a free process does not count.
             place: names the sample in errors.
@@ -64,7 +68,7 @@ class RewardPool:
         job = _Job(function, arguments, timeout_s, place)
         with self._lock:
             if self._closed:
-                raise RewardError("the reward pool is closed", place=place)
+                raise RewardError("the reward pool is closed", place=place, reason="closed")
             self._start_threads()
             self._jobs.put(job)
         return await asyncio.wrap_future(job.result)
@@ -143,7 +147,7 @@ class _Worker:
     def _start(self, job: _Job) -> None:
         with self._lock:
             if self._closed:
-                raise RewardError("the reward pool was closed", place=job.place)
+                raise RewardError("the reward pool was closed", place=job.place, reason="closed")
             self._kill()
             self._loaded.clear()
             self.process = subprocess.Popen(
@@ -174,7 +178,7 @@ class _Worker:
         """Send a request (no arguments: only import) and wait for its answer."""
         process = self.process
         if process is None or process.stdin is None or process.stdout is None:
-            raise RewardError("the reward pool was closed", place=job.place)
+            raise RewardError("the reward pool was closed", place=job.place, reason="closed")
         self._stderr.truncate(0)
         request = json.dumps({"function": job.function, "arguments": arguments}).encode() + b"\n"
         deadline = time.monotonic() + timeout_s
@@ -182,29 +186,37 @@ class _Worker:
             _send(process.stdin.fileno(), request, deadline)
             answer = json.loads(_receive(process.stdout.fileno(), deadline))
         except TimeoutError as error:
-            raise self._lost(job, f"did not finish within {timeout_s:g} s; its process was killed") from error
+            what = f"did not finish within {timeout_s:g} s; its process was killed"
+            raise self._lost(job, what, "timeout") from error
         except (OSError, EOFError, ValueError) as error:
-            raise self._lost(job, f"lost its process{_exit_status(process)}") from error
+            raise self._lost(job, f"lost its process{_exit_status(process)}", "crash") from error
         if "error" in answer:
-            raise RewardError(f"{job.function} raised {answer['error']}", place=job.place)
-        return answer["value"]
+            raise RewardError(
+                f"{job.function} {answer['error']}", place=job.place, reason=answer.get("reason")
+            )
+        return Invalid(answer["value"], answer["invalid"]) if "invalid" in answer else answer["value"]
 
-    def _lost(self, job: _Job, what: str) -> RewardError:
+    def _lost(self, job: _Job, what: str, reason: str) -> RewardError:
         with self._lock:
             if self._closed:
-                return RewardError("the reward pool was closed", place=job.place)
+                return RewardError("the reward pool was closed", place=job.place, reason="closed")
             self._kill()
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace").strip()[-500:]
-        return RewardError(f"{job.function} {what}" + (f": {said}" if said else ""), place=job.place)
+        return RewardError(
+            f"{job.function} {what}" + (f": {said}" if said else ""), place=job.place, reason=reason
+        )
 
 
 def _exit_status(process: subprocess.Popen[bytes]) -> str:
     """How a process that closed its pipes ended; empty if it lives on."""
     try:
-        return f" (exit status {process.wait(timeout=1.0)})"
+        status = process.wait(timeout=1.0)
     except subprocess.TimeoutExpired:
         return ""
+    if status == -signal.SIGKILL:
+        return " (killed from outside by SIGKILL, as the kernel does where memory ends)"
+    return f" (killed by {signal.Signals(-status).name})" if status < 0 else f" (exit status {status})"
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:

@@ -62,6 +62,7 @@ def check_reward_key(reward: Reward, *, sample: Sample, args: Any, evaluation: b
         f"the reward is {found}, {mode} reads {'a number' if key is None else f'the key {key!r}'} ({flag})",
         place=sample_name(sample),
         remedy=f"set {flag} to a key that every reward has, or to none where rewards are numbers",
+        reason="no_key",
     )
 
 
@@ -82,6 +83,7 @@ def _checked_dict(value: dict[str, Any], source: str, sample: Sample, args: Any)
             f"{source} returned a dict with the keys {sorted(map(str, value))}, without {wanted}",
             place=sample_name(sample),
             remedy="set --reward-key to the key of the scalar reward",
+            reason="no_key",
         )
     read = {key: _checked_value(item, f"{source}[{key!r}]", sample) for key, item in held.items()}
     return {**value, **read}
@@ -99,4 +101,5 @@ def _checked_value(value: Any, source: str, sample: Sample) -> Reward:
         f"{source} returned {value!r}, which is not a finite number",
         place=sample_name(sample),
         remedy="return a finite number, or raise to make the rollout fail with a reason",
+        reason="no_number",
     )

@@ -1,7 +1,11 @@
 """Checks that tests run in worker processes."""
 
 import os
+import signal
 import time
+
+from slime.errors import RewardError
+from slime.rollout.rm_hub import Invalid
 
 
 def add(a, b):
@@ -47,3 +51,15 @@ def not_json():
 
 def parent():
     return os.getppid()
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def undecided():
+    raise RewardError("cannot tell", reason="odd")
+
+
+def unanswered():
+    return Invalid(-1.0, "no_answer")

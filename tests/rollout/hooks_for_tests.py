@@ -1,7 +1,10 @@
 """Hooks that tests name by dotted path."""
 
 import asyncio
+import threading
+import time
 
+from slime.rollout.rm_hub import Invalid
 from slime.utils.types import Sample
 
 
@@ -70,7 +73,54 @@ async def reward_raises(args, sample, **kwargs):
 
 
 def reward_sync(args, sample, **kwargs):
+    sample.metadata["thread"] = threading.current_thread().name
     return 1.0
+
+
+def reward_sync_group(args, samples, **kwargs):
+    return [0.25] * len(samples)
+
+
+def reward_sync_raises(args, sample, **kwargs):
+    raise KeyError("gone")
+
+
+def reward_sync_exits(args, sample, **kwargs):
+    raise SystemExit(3)
+
+
+def reward_sync_async(args, sample, **kwargs):
+    return reward_half(args, sample)
+
+
+def reward_sync_spins(args, sample, **kwargs):
+    sample.metadata["spins"] = True
+    try:
+        while True:
+            pass
+    finally:
+        sample.metadata["spins"] = False
+
+
+def reward_sync_sleeps(args, sample, **kwargs):
+    time.sleep(1.0)
+    return 1.0
+
+
+class RewardObject:
+    async def __call__(self, args, sample, **kwargs):
+        return 0.75
+
+
+reward_object = RewardObject()
+
+
+async def reward_no_answer(args, sample, **kwargs):
+    return Invalid(-1.0, "gave_up")
+
+
+async def reward_nan_no_answer(args, sample, **kwargs):
+    return Invalid(float("nan"), "gave_up")
 
 
 def mark_sync(args, sample, *, rollout_id):

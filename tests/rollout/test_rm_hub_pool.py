@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime.errors import RewardError
+from slime.rollout.rm_hub import Invalid
 from slime.rollout.rm_hub.pool import RewardPool, close_shared_pools, shared_pool
 
 HERE = "tests.rollout.checks_for_tests."
@@ -46,21 +47,33 @@ def test_value_comes_from_another_process(pool):
 
 
 @pytest.mark.parametrize(
-    "name, message",
+    "name, reason, message",
     [
-        ("fail", "raised ValueError: no verdict"),
-        ("crash", r"lost its process \(exit status 3\): last words"),
-        ("absent", "has no attribute 'absent'"),
-        ("not_json", "raised TypeError"),
-        ("take_memory", "raised MemoryError"),
+        ("fail", "ValueError", "raised ValueError: no verdict"),
+        ("crash", "crash", r"lost its process \(exit status 3\): last words"),
+        ("killed", "crash", "killed from outside by SIGKILL"),
+        ("undecided", "odd", "cannot tell"),
+        ("absent", "AttributeError", "has no attribute 'absent'"),
+        ("not_json", "TypeError", "raised TypeError"),
+        ("take_memory", "MemoryError", "raised MemoryError"),
     ],
 )
-def test_check_that_breaks_is_an_error_that_names_check_and_sample(pool, name, message):
+def test_check_that_breaks_is_an_error_that_names_check_and_sample(pool, name, reason, message):
     with pytest.raises(RewardError, match=message) as caught:
         asyncio.run(check(pool, name))
     assert caught.value.place == "sample 5"
+    assert caught.value.reason == reason
     assert HERE + name in str(caught.value)
     assert asyncio.run(check(pool, "add", 1, 2)) == 3
+
+
+def test_what_is_no_answer_keeps_its_reason_and_what_it_scores(pool):
+    assert asyncio.run(check(pool, "unanswered")) == Invalid(-1.0, "no_answer")
+
+
+def test_the_kernel_kills_a_worker_before_anything_else(pool):
+    pid = asyncio.run(check(pool, "own_pid"))
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
 
 
 def test_hung_check_is_killed_and_others_are_unaffected(pool):

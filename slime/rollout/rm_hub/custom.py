@@ -60,7 +60,7 @@ async def _called(hook: Hook, arguments: tuple[Any, ...], kwargs: dict[str, Any]
         raise
     except SlimeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise HookError(f"{hook_name(hook)} raised {type(error).__name__}: {error}", place=FLAG) from error
 
 

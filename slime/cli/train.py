@@ -15,6 +15,7 @@ import yaml
 
 from slime.config import Config, load_config
 from slime.config.plan import Plan, evaluation_steps, old_log_probs
+from slime.config.problem import listed
 from slime.errors import ConfigError, ModelError
 from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
 from slime.observability.report import report_lines
@@ -99,7 +100,8 @@ def _run(
 
 
 def _prompts_in_data(config: Config) -> int | None:
-    return count_rows(config.data.prompt_data) if config.data.prompt_data else None
+    files = listed(config.data.prompt_data)
+    return sum(map(count_rows, files)) if files else None
 
 
 def _check_evaluation(config: Config) -> None:

@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from slime.errors import ConfigError
 
-FlagKind = Literal["int", "float", "str", "switch", "tri", "ints", "strs", "append", "json"]
+FlagKind = Literal[
+    "int", "float", "str", "switch", "tri", "ints", "floats", "strs", "str_or_strs", "append", "json"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,8 @@ class Flag:
     Attributes:
         name: dashed name without the leading dashes.
         dest: attribute name on the section and on `args`.
-        kind: ``switch`` is a bare flag, ``tri`` is ``--x``/``--no-x``, ``append`` may be repeated.
+        kind: ``switch`` is a bare flag, ``tri`` is ``--x``/``--no-x``, ``append`` may be repeated,
+            ``str_or_strs`` is a text where one word is given, and a list where several are.
         at_least, at_most, above: range of a number.
     """
 
@@ -147,6 +150,11 @@ def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
+def _to_str_or_strs(value: Any) -> str | list[str]:
+    words = [_to_str(item) for item in _to_list(value)]
+    return words[0] if len(words) == 1 else words
+
+
 def _to_json(value: Any) -> dict[str, Any]:
     loaded = json.loads(value) if isinstance(value, str) else value
     if not isinstance(loaded, dict):
@@ -161,7 +169,9 @@ _CONVERTERS: dict[str, Any] = {
     "switch": _to_bool,
     "tri": _to_bool,
     "ints": lambda value: [_to_int(item) for item in _to_list(value)],
+    "floats": lambda value: [_to_float(item) for item in _to_list(value)],
     "strs": lambda value: [_to_str(item) for item in _to_list(value)],
+    "str_or_strs": _to_str_or_strs,
     "append": lambda value: [_to_str(item) for item in _to_list(value)],
     "json": _to_json,
 }
@@ -172,7 +182,9 @@ _EXPECTS = {
     "switch": "true or false",
     "tri": "true or false",
     "ints": "whole numbers",
+    "floats": "numbers",
     "strs": "texts",
+    "str_or_strs": "texts",
     "append": "texts",
     "json": "a JSON object",
 }

@@ -129,8 +129,8 @@ def _action(row: Flag) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if row.kind == "append":
         return {"action": "append", "metavar": "PATH"}
-    if row.kind in ("ints", "strs"):
-        return {"nargs": "+", "metavar": row.kind[:-1].upper()}
+    if row.kind in ("ints", "floats", "strs", "str_or_strs"):
+        return {"nargs": "+", "metavar": row.kind.removeprefix("str_or_")[:-1].upper()}
     return {"metavar": "|".join(row.choices) if row.choices else row.kind.upper()}
 
 

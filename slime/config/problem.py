@@ -28,6 +28,11 @@ _NEGATED = {
 }
 
 
+def listed(value: str | list[str] | None) -> list[str]:
+    """The words of a flag that takes one or several."""
+    return [value] if isinstance(value, str) else list(value or [])
+
+
 def dashed(dest: str) -> str:
     """The flag of a dest, as the user writes it."""
     return "--" + _NEGATED.get(dest, dest.replace("_", "-"))

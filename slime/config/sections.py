@@ -38,7 +38,15 @@ class ModelConfig:
 class DataConfig:
     """Prompts, and how many of them make a rollout and a step."""
 
-    prompt_data: str | None = flag(None, "prompt file, .jsonl or .parquet; path@[a:b] takes a slice", "str")
+    prompt_data: str | list[str] | None = flag(
+        None, "prompt files, .jsonl or .parquet; path@[a:b] takes a slice; several are mixed", "str_or_strs"
+    )
+    prompt_data_weights: list[float] | None = flag(
+        None,
+        "share of each prompt file in the mixture (default: by its number of prompts)",
+        "floats",
+        above=0,
+    )
     input_key: str = flag("input", "row key of the prompt", "str")
     label_key: str | None = flag(None, "row key of the label", "str")
     metadata_key: str = flag("metadata", "row key of the metadata", "str")
@@ -56,6 +64,26 @@ class DataConfig:
         "slime.rollout.data_source.RolloutDataSourceWithBuffer", "data source class", "str"
     )
     buffer_filter_path: str | None = flag(None, "function that takes groups out of the buffer", "str")
+    pass_rate_low: float = flag(
+        0.05,
+        "least useful pass rate, for the pass-rate filter and the curriculum",
+        "float",
+        at_least=0,
+        at_most=1,
+    )
+    pass_rate_high: float = flag(
+        0.95, "greatest useful pass rate, for the same", "float", at_least=0, at_most=1
+    )
+    pass_rate_window: int = flag(
+        4, "groups of a prompt whose rollouts make its running pass rate", "int", at_least=1
+    )
+    curriculum_floor: float = flag(
+        0.1,
+        "chance that the curriculum takes a prompt whose pass rate is not useful",
+        "float",
+        above=0,
+        at_most=1,
+    )
     rollout_shuffle: bool = flag(False, "shuffle the prompts in every epoch", "switch")
     rollout_seed: int = flag(42, "seed of shuffling and of the sampling seeds", "int", at_least=0)
     num_rollout: int | None = flag(None, "number of rollout steps", "int", at_least=0)
@@ -163,6 +191,9 @@ class RewardConfig:
     rm_url: str | None = flag(None, "URL of the remote reward, or of the teacher's /generate", "str")
     reward_key: str | None = flag(None, "key of the scalar in a reward dict", "str")
     eval_reward_key: str | None = flag(None, "the same in evaluation", "str")
+    pass_threshold: float | None = flag(
+        None, "reward from which a rollout passes (default: rewards are 0 or 1, and 1 passes)", "float"
+    )
     reward_timeout: float = flag(60.0, "deadline of one reward in seconds", "float", above=0)
     reward_num_workers: int = flag(2, "processes that check built-in rewards", "int", at_least=1)
     judge_url: str | None = flag(

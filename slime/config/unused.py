@@ -24,6 +24,8 @@ _EVAL_FLAGS = tuple(
     if item.name not in ("eval_prompt_data", "eval_config")
 )
 _JUDGE_FLAGS = tuple(item.name for item in dataclasses.fields(RewardConfig) if item.name.startswith("judge_"))
+PASS_RATE_FILTER = "slime.rollout.filter_hub.pass_rate.check_pass_rate"
+CURRICULUM = "slime.rollout.curriculum.CurriculumDataSource"
 _WITHOUT_GROUPS = ("reinforce_plus_plus", "ppo")
 _CRITIC_FLAGS = (
     "lambd",
@@ -227,6 +229,17 @@ def _data(config: Config) -> list[Rule]:
             data.rollout_global_dataset,
             "the data set (no --disable-rollout-global-dataset)",
         ),
+        ("prompt_data_weights", isinstance(data.prompt_data, list), "several files in --prompt-data"),
+        *_all_need(
+            ("pass_rate_low", "pass_rate_high"),
+            _uses_pass_rates(config),
+            f"--dynamic-sampling-filter-path {PASS_RATE_FILTER} or --data-source-path {CURRICULUM}",
+        ),
+        *_all_need(
+            ("pass_rate_window", "curriculum_floor"),
+            data.data_source_path == CURRICULUM,
+            f"--data-source-path {CURRICULUM}",
+        ),
         ("label_key", data.prompt_data is not None or config.train_only, "--prompt-data"),
         ("apply_chat_template", not config.learns_from_data, "rollouts (no --loss-type sft_loss)"),
         (
@@ -247,6 +260,11 @@ def _evaluation(config: Config) -> list[Rule]:
         ),
         *_all_need(_EVAL_FLAGS, config.evaluates, "--eval-prompt-data or --eval-config"),
     ]
+
+
+def _uses_pass_rates(config: Config) -> bool:
+    filters = config.rollout.dynamic_sampling_filter_path == PASS_RATE_FILTER
+    return filters or config.data.data_source_path == CURRICULUM
 
 
 def takes_groups(algorithm: AlgorithmConfig) -> bool:

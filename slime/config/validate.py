@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.config.plan import rollouts_per_optimizer_step
-from slime.config.problem import Check, Problem, dashed
+from slime.config.problem import Check, Problem, dashed, listed
 from slime.config.unused import takes_groups, unused
 from slime.errors import ConfigError
 
@@ -70,7 +70,8 @@ def _files_exist(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             yield Problem(
                 name, f"model folder {folder!r} {what}", "`slime convert` makes one from a GGUF file"
             )
-    files = [("--prompt-data", data.prompt_data), ("--eval-config", config.evaluation.eval_config)]
+    files: list[tuple[str, str | None]] = [("--prompt-data", path) for path in listed(data.prompt_data)]
+    files += [("--eval-config", config.evaluation.eval_config)]
     files += [("--eval-prompt-data", path) for path in (config.evaluation.eval_prompt_data or [])[1::2]]
     for name, file in files:
         if file is not None and not Path(file.split("@[")[0]).is_file():
@@ -205,6 +206,7 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "remote_rm and the teacher of --use-opd both read --rm-url",
             "ask the remote reward in a hook of your own (--custom-rm-path)",
         )
+    yield from _mixture(config)
     if pairs is not None and len(pairs) % 2:
         yield Problem(
             "--eval-prompt-data",
@@ -223,6 +225,20 @@ def _incomplete_reward(config: Config) -> Iterator[Problem]:
         for name, value in (("--judge-url", reward.judge_url), ("--judge-model", reward.judge_model)):
             if value is None:
                 yield Problem("--rm-type", f"judge needs {name}", "see docs/en/rewards.md")
+
+
+def _mixture(config: Config) -> Iterator[Problem]:
+    files, weights = listed(config.data.prompt_data), config.data.prompt_data_weights
+    if weights is not None and len(weights) != len(files):
+        yield Problem(
+            "--prompt-data-weights",
+            f"has {len(weights)} weights for {len(files)} prompt files",
+            "give one weight a file, in the same order",
+        )
+    if len(set(files)) < len(files):
+        yield Problem("--prompt-data", "names a file twice", "give it once, with a larger weight")
+    if config.data.pass_rate_low > config.data.pass_rate_high:
+        yield Problem("--pass-rate-low", "is above --pass-rate-high", "lower it")
 
 
 def _incomplete_loss(config: Config, given: frozenset[str]) -> Iterator[Problem]:

@@ -20,10 +20,11 @@ from slime.rollout.convert import flatten, to_train_samples
 from slime.rollout.events import EventLog
 from slime.rollout.inflight import IN_FLIGHT
 from slime.rollout.loop import background_loop, run_blocking
-from slime.rollout.metrics import eval_metrics, rollout_metrics
+from slime.rollout.metrics import rollout_metrics
 from slime.rollout.probe import probe_samples
 from slime.rollout.rm_hub import check_reward_source
 from slime.rollout.rm_hub.verdict import VERDICTS
+from slime.rollout.scores import eval_metrics
 from slime.rollout.seeds import seed_process
 from slime.rollout.session import SESSION
 from slime.train.batch import TrainSample

@@ -18,13 +18,14 @@ from slime.errors import CheckpointError, ConfigError, DataError, HookError
 from slime.rollout.base_types import Group
 from slime.rollout.groups import rollouts_of
 from slime.rollout.hooks import flag_name, hook_name, load_hook
+from slime.rollout.prompt_stream import Prompt
+from slime.rollout.prompts import AFRESH, Prompts, load_prompts, other_data
 from slime.rollout.sample_json import group_from_json, group_to_json
 from slime.utils.data import Dataset
-from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
-STATE_VERSION = 1
+STATE_VERSION = 2
 Buffer = list[Group]
 
 
@@ -53,7 +54,7 @@ class DataSource(abc.ABC):
 
 
 class RolloutDataSource(DataSource):
-    """Prompts of ``--prompt-data`` in order, epoch after epoch; blank samples without a data set.
+    """Prompts of ``--prompt-data`` in order, epoch after epoch, several files mixed; blank samples without.
 
     Args:
         args: any object; absent attributes mean the flag's default.
@@ -65,19 +66,33 @@ class RolloutDataSource(DataSource):
     def __init__(self, args: Any) -> None:
         self.args = args
         self.n_samples_per_prompt = int(getattr(args, "n_samples_per_prompt", None) or 1)
-        self.epoch_id = 0
-        self.sample_offset = 0
         self.sample_group_index = 0
         self.sample_index = 0
         self.metadata: dict[str, Any] = {}
-        self.dataset = _dataset(args)
-        self._shuffle()
+        self.prompts = load_prompts(args)
+
+    @property
+    def dataset(self) -> Dataset | Prompts | None:
+        """The prompts of one epoch: ``len``, index, ``samples``; None without a data set."""
+        if self.prompts is None or len(self.prompts.streams) > 1:
+            return self.prompts
+        return self.prompts.streams[0].dataset
+
+    @property
+    def epoch_id(self) -> int:
+        """Whole passes over the data; of several sets, over the one that is furthest behind."""
+        return self.prompts.epoch_id if self.prompts is not None else 0
+
+    @property
+    def sample_offset(self) -> int:
+        """Prompts given out beyond those passes."""
+        return self.prompts.given - self.epoch_id * len(self) if self.prompts is not None else 0
 
     def __len__(self) -> int:
-        return len(self.dataset) if self.dataset is not None else 0
+        return len(self.prompts) if self.prompts is not None else 0
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """The next groups; the data set is begun again as often as needed."""
+        """The next groups; a data set is begun again as often as needed."""
         return [self._group(self._next_prompt()) for _ in range(num_samples)]
 
     def add_samples(self, samples: list[Group]) -> None:
@@ -131,57 +146,40 @@ class RolloutDataSource(DataSource):
             self._restore(state, path)
         except OSError as error:
             raise CheckpointError(
-                f"no data position of rollout {rollout_id}: {error.strerror}", place=str(path), remedy=_AFRESH
+                f"no data position of rollout {rollout_id}: {error.strerror}", place=str(path), remedy=AFRESH
             ) from error
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"is damaged: {error!r}", place=str(path), remedy=_AFRESH) from error
+            raise CheckpointError(f"is damaged: {error!r}", place=str(path), remedy=AFRESH) from error
 
     def _state(self) -> dict[str, Any]:
         return {
             "version": STATE_VERSION,
-            "dataset": self._identity(),
-            "epoch_id": self.epoch_id,
-            "sample_offset": self.sample_offset,
+            "prompts": self.prompts.state() if self.prompts is not None else None,
             "sample_group_index": self.sample_group_index,
             "sample_index": self.sample_index,
             "metadata": self.metadata,
         }
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
-        if state["version"] != STATE_VERSION or state["dataset"] != self._identity():
+        if state["version"] != STATE_VERSION:
             raise CheckpointError(
-                f"was written for {state['dataset']}, this run has {self._identity()}",
+                f"has version {state['version']}, this slime reads {STATE_VERSION}",
                 place=str(path),
-                remedy=f"resume with the same --prompt-data, --rollout-shuffle and --rollout-seed; {_AFRESH}",
+                remedy=f"resume with the slime that wrote it, {AFRESH}",
             )
-        self.epoch_id = state["epoch_id"]
-        self.sample_offset = state["sample_offset"]
+        if self.prompts is not None:
+            self.prompts.restore(state["prompts"], path)
+        elif state["prompts"] is not None:
+            raise other_data(path, "a data set", "none")
         self.sample_group_index = state["sample_group_index"]
         self.sample_index = state["sample_index"]
         self.metadata = state["metadata"]
-        self._shuffle()
 
-    def _identity(self) -> dict[str, Any]:
-        """What the order of prompts depends on."""
-        shuffled = bool(getattr(self.args, "rollout_shuffle", False))
-        return {"rows": len(self), "shuffled": shuffled, "seed": _seed(self.args) if shuffled else None}
+    def _next_prompt(self) -> Prompt:
+        return self.prompts.draw().next() if self.prompts is not None else Prompt(None, Sample())
 
-    def _shuffle(self) -> None:
-        if self.dataset is not None and getattr(self.args, "rollout_shuffle", False):
-            self.dataset.shuffle(self.epoch_id)
-
-    def _next_prompt(self) -> Sample:
-        if self.dataset is None:
-            return Sample()
-        if self.sample_offset >= len(self.dataset):
-            self.epoch_id += 1
-            self.sample_offset = 0
-            self._shuffle()
-        self.sample_offset += 1
-        return self.dataset[self.sample_offset - 1]
-
-    def _group(self, prompt: Sample) -> list[Sample]:
-        group = [copy.deepcopy(prompt) for _ in range(self.n_samples_per_prompt)]
+    def _group(self, prompt: Prompt) -> Group:
+        group = [copy.deepcopy(prompt.sample) for _ in range(self.n_samples_per_prompt)]
         for sample in group:
             sample.group_index = self.sample_group_index
             sample.index = sample.rollout_id = self.sample_index
@@ -281,42 +279,6 @@ def pop_first(args: Any, rollout_id: int | None, buffer: Buffer, num_samples: in
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
-
-
-_AFRESH = "or start the data from its beginning with --start-rollout-id 0"
-
-
-def _dataset(args: Any) -> Dataset | None:
-    path = getattr(args, "prompt_data", None)
-    if not path or not getattr(args, "rollout_global_dataset", True):
-        return None
-    template = bool(getattr(args, "apply_chat_template", False))
-    max_length = _max_prompt_len(args)
-    needs_tokenizer = template or max_length is not None
-    return Dataset(
-        path,
-        load_tokenizer(getattr(args, "hf_checkpoint", None)) if needs_tokenizer else None,
-        None,
-        max_length,
-        prompt_key=getattr(args, "input_key", None) or "input",
-        label_key=getattr(args, "label_key", None),
-        tool_key=getattr(args, "tool_key", None),
-        metadata_key=getattr(args, "metadata_key", None) or "metadata",
-        seed=_seed(args),
-        apply_chat_template=template,
-        apply_chat_template_kwargs=getattr(args, "apply_chat_template_kwargs", None),
-    )
-
-
-def _max_prompt_len(args: Any) -> int | None:
-    """--rollout-max-prompt-len, and room for one token below --rollout-max-context-len."""
-    context = getattr(args, "rollout_max_context_len", None)
-    limits = [getattr(args, "rollout_max_prompt_len", None), context - 1 if context else None]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _seed(args: Any) -> int:
-    return int(getattr(args, "rollout_seed", 42))
 
 
 def _state_path(args: Any, flag: str, rollout_id: int) -> Path:

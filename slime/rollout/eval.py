@@ -69,16 +69,22 @@ async def _evaluate(
             len(rollouts),
             budget.summary(),
         )
-    return _entry(args, valid), budget.failed
+    return _entry(args, config, valid), budget.failed
 
 
-def _entry(args: Any, rollouts: list[Rollout]) -> dict[str, Any]:
-    reader = SimpleNamespace(reward_key=reward_key(args, evaluation=True)[1])
+def _entry(args: Any, config: EvalDatasetConfig, rollouts: list[Rollout]) -> dict[str, Any]:
     return {
-        "rewards": [rollout.reward(reader) for rollout in rollouts],
+        "rewards": [eval_reward(rollout, args) for rollout in rollouts],
         "truncated": [isinstance(rollout.outcome, Truncated) for rollout in rollouts],
+        "rollout_ids": [rollout.rollout_id for rollout in rollouts],
         "samples": [sample for rollout in rollouts for sample in rollout.samples],
+        "pass_threshold": config.pass_threshold,
     }
+
+
+def eval_reward(rollout: Rollout, args: Any) -> float:
+    """The reward of a valid rollout, under ``--eval-reward-key`` where that is set."""
+    return rollout.reward(SimpleNamespace(reward_key=reward_key(args, evaluation=True)[1]))
 
 
 def eval_sampling_params(config: EvalDatasetConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Metrics of rollouts and evaluations, under the names that users of slime know.
+"""Metrics of rollout steps, under the names that users of slime know.
 
 Invariant: a rollout counts once, however many samples it has; failed and aborted rollouts are in no mean.
 Pure functions of samples.
@@ -6,15 +6,15 @@ Pure functions of samples.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slime.rollout.convert import policy_version
 from slime.rollout.groups import flatten, rollouts_of
 from slime.rollout.outcome import Rollout, rollout_reward
+from slime.rollout.prompt_stream import DATASET
 from slime.utils.types import Sample
 
 _VOID = (Sample.Status.FAILED, Sample.Status.ABORTED)
@@ -32,12 +32,13 @@ def rollout_metrics(args: Any, samples: Any, seconds: float) -> dict[str, float]
     rollouts = [r for r in rollouts_of(flatten(samples)) if not any(s.status in _VOID for s in r)]
     if not rollouts:
         return {"perf/rollout_time": seconds}
-    lengths = [_trained(siblings) for siblings in rollouts]
+    lengths = [trained_tokens(siblings) for siblings in rollouts]
     values = {f"rollout/response_len/{name}": value for name, value in statistics_of(lengths).items()}
     values["rollout/truncated_ratio"] = statistics.fmean(map(_truncated, rollouts))
     rewards = _rewards(args, rollouts)
     if rewards:
         values["rollout/raw_reward"] = statistics.fmean(_raw(s, reward) for s, reward in rewards)
+        values |= _by_data_set(rewards)
     values |= (
         _policy_age(rollouts) | _zero_std(rewards) | _cache_metrics(rollouts) | _speculation(args, rollouts)
     )
@@ -77,26 +78,6 @@ def timing_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return values
 
 
-def eval_metrics(args: Any, data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """``eval/`` metrics of the result of an evaluation.
-
-    Args:
-        data: data set -> ``{"rewards", "truncated", "samples"}``; rewards and truncated one a rollout.
-    """
-    values: dict[str, float] = {}
-    for name, entry in data.items():
-        values |= _eval_metrics(f"eval/{name}", entry)
-    return values
-
-
-def pass_at_k(correct: int, total: int, k: int) -> float:
-    """Unbiased chance that one of `k` draws without replacement is correct.
-
-    Source: arXiv:2107.03374, equation 1.
-    """
-    return 1.0 - math.comb(total - correct, k) / math.comb(total, k)
-
-
 def statistics_of(values: Sequence[float]) -> dict[str, float]:
     """Mean, median, max and min."""
     return {
@@ -107,37 +88,6 @@ def statistics_of(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _eval_metrics(prefix: str, entry: Mapping[str, Any]) -> dict[str, float]:
-    rewards = [float(reward) for reward in entry["rewards"]]
-    if not rewards:
-        return {}
-    values = {prefix: statistics.fmean(rewards)}
-    truncated = entry.get("truncated") or []
-    if truncated:
-        values[f"{prefix}-truncated_ratio"] = statistics.fmean(map(float, truncated))
-    rollouts = rollouts_of(flatten(entry.get("samples") or []))
-    if rollouts:
-        values[f"{prefix}/response_len/mean"] = statistics.fmean(map(_trained, rollouts))
-    if len(rollouts) == len(rewards):
-        values |= {f"{prefix}-pass@{k}": value for k, value in _pass_rates(rollouts, rewards).items()}
-    return values
-
-
-def _pass_rates(rollouts: Sequence[Siblings], rewards: Sequence[float]) -> dict[int, float]:
-    """pass@k for k = 1, 2, 4, ... up to the rollouts of a prompt; a reward of 1 or more passes."""
-    groups: dict[int | None, list[bool]] = defaultdict(list)
-    for siblings, reward in zip(rollouts, rewards, strict=True):
-        groups[siblings[0].group_index].append(reward >= 1.0)
-    most = max(map(len, groups.values()))
-    if most < 2:
-        return {}
-    rates = {}
-    for k in (2**power for power in range(most.bit_length())):
-        large = [passed for passed in groups.values() if len(passed) >= k]
-        rates[k] = statistics.fmean(pass_at_k(sum(passed), len(passed), k) for passed in large)
-    return rates
-
-
 def _rewards(args: Any, rollouts: Iterable[Siblings]) -> list[tuple[Siblings, float]]:
     return [(r, rollout_reward(r, args)) for r in rollouts if all(s.reward is not None for s in r)]
 
@@ -145,6 +95,17 @@ def _rewards(args: Any, rollouts: Iterable[Siblings]) -> list[tuple[Siblings, fl
 def _raw(siblings: Siblings, reward: float) -> float:
     """The reward before shaping, where a hook recorded it."""
     return float(siblings[-1].metadata.get("raw_reward", reward))
+
+
+def _by_data_set(rewards: Iterable[tuple[Siblings, float]]) -> dict[str, float]:
+    """Mean reward and number of rollouts of each data set of a mixture."""
+    sets: dict[str, list[float]] = defaultdict(list)
+    for siblings, reward in rewards:
+        name = siblings[0].metadata.get(DATASET)
+        if name is not None:
+            sets[name].append(_raw(siblings, reward))
+    values = {f"rollout/dataset/{name}/raw_reward": statistics.fmean(held) for name, held in sets.items()}
+    return values | {f"rollout/dataset/{name}/rollouts": float(len(held)) for name, held in sets.items()}
 
 
 def _policy_age(rollouts: Iterable[Siblings]) -> dict[str, float]:
@@ -217,7 +178,7 @@ def _perf_metrics(
     return values
 
 
-def _trained(siblings: Siblings) -> int:
+def trained_tokens(siblings: Siblings) -> int:
     """Sampled tokens of a rollout; those that siblings share are counted once."""
     return sum(sample.effective_response_length for sample in siblings)
 

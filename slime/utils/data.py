@@ -81,6 +81,8 @@ class Dataset:
         if self.report.counts:
             logger.warning(self.report.summary())
         self._original = [sample for _, sample in placed]
+        self._rows = [int(place.rpartition(":")[2]) for place, _ in placed]
+        self._order = list(range(len(placed)))
         self.samples = list(self._original)
 
     def __len__(self) -> int:
@@ -93,7 +95,12 @@ class Dataset:
         """Order the samples by the permutation of that epoch (of the original order; depends on the seed)."""
         order = list(range(len(self._original)))
         random.Random(self._seed + epoch).shuffle(order)
+        self._order = order
         self.samples = [self._original[position] for position in order]
+
+    def row(self, index: int) -> int:
+        """The line (or Parquet row, from 1) of the sample at `index`, whatever the order or slice."""
+        return self._rows[self._order[index]]
 
     def _check_template(self) -> None:
         if self._tokenizer is None or not getattr(self._tokenizer, "chat_template", True):

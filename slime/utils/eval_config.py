@@ -7,14 +7,20 @@ flag. A key that nothing reads is an error, never ignored.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from slime.errors import ConfigError
 
 FLAG = "--eval-config"
+
+
+_UNUSED = "nothing has ever read it"
 
 
 class EvalConfigValueError(ConfigError, ValueError):
@@ -32,6 +38,7 @@ class EvalDatasetConfig:
     Attributes:
         rm_type, custom_rm_path, custom_generate_function_path: overrides for this set's samples.
         max_prompt_len: longer prompts are left out; max_context_len bounds prompt and response together.
+        pass_threshold: reward from which a rollout passes (default: rewards are 0 or 1).
     """
 
     name: str
@@ -58,8 +65,31 @@ class EvalDatasetConfig:
     repetition_penalty: float | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    pass_threshold: float | None = None
 
 
+_BELONGS_ELSEWHERE = {
+    "multimodal_keys": "image, video and audio prompts are not supported",
+    "app_service": _UNUSED,
+    "eval_task_timeout": "the deadline of a rollout is --rollout-timeout",
+    "min_eval_samples": _UNUSED,
+    "eval_early_stop_remaining": "every rollout is waited for, at most --rollout-timeout",
+    "eval_early_stop_idle_timeout": "every rollout is waited for, at most --rollout-timeout",
+    "message_processor": "use custom_generate_function_path",
+    "reward_model": "use rm_type or custom_rm_path",
+    "remote_environment": "use custom_generate_function_path",
+    "metadata_overrides": "write it into the metadata of the rows",
+}
+"""Keys that the reference accepts and nothing reads -> what to do instead."""
+_AT_LEAST: dict[str, float] = {
+    "temperature": 0,
+    "top_k": -1,
+    "min_new_tokens": 0,
+    "n_samples_per_eval_prompt": 1,
+    "max_response_len": 1,
+    "max_prompt_len": 1,
+    "max_context_len": 2,
+}
 _KEYS = {item.name for item in dataclasses.fields(EvalDatasetConfig)}
 _FROM_ARGS: dict[str, tuple[str, ...]] = {
     "input_key": ("eval_input_key", "input_key"),
@@ -79,6 +109,7 @@ _FROM_ARGS: dict[str, tuple[str, ...]] = {
     "stop": ("rollout_stop",),
     "stop_token_ids": ("rollout_stop_token_ids",),
     "skip_special_tokens": ("rollout_skip_special_tokens",),
+    "pass_threshold": ("pass_threshold",),
 }
 """Key -> attributes of `args`, the first that is set wins."""
 
@@ -135,7 +166,10 @@ def _read(file: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     defaults = dict(_mapping(section.get("defaults") or {}, "eval.defaults", file))
     unknown = sorted(map(str, defaults.keys() - (_KEYS - {"name", "path"})))
     if unknown:
-        raise EvalConfigValueError(f"unknown key in eval.defaults: {', '.join(unknown)}", place=file)
+        raise EvalConfigValueError(
+            f"unknown key in eval.defaults: {', '.join(unknown)}", place=file, remedy=_advice(unknown)
+        )
+    _check_values(defaults, f"{file}: eval.defaults")
     return defaults, _entries(section.get("datasets"), file)
 
 
@@ -161,14 +195,64 @@ def _resolved(entry: dict[str, Any], defaults: dict[str, Any], args: Any, place:
     name = entry.get("name", "?")
     unknown = sorted(map(str, entry.keys() - _KEYS))
     if unknown:
-        raise EvalConfigTypeError(f"unknown key in data set {name!r}: {', '.join(unknown)}", place=place)
+        raise EvalConfigTypeError(
+            f"unknown key in data set {name!r}: {', '.join(unknown)}", place=place, remedy=_advice(unknown)
+        )
+    _check_values(entry, f"{place}: data set {name!r}")
     missing = [key for key in ("name", "path") if not entry.get(key)]
     if missing:
         raise ConfigError(f"data set {name!r} has no {' and no '.join(missing)}", place=place)
     from_args = {key: _first(args, attributes) for key, attributes in _FROM_ARGS.items()}
     layers = (from_args, defaults, entry)
     values = {key: value for layer in layers for key, value in layer.items() if value is not None}
+    for key in ("stop", "stop_token_ids"):
+        if key in values and not isinstance(values[key], list):
+            values[key] = [values[key]]
     return EvalDatasetConfig(**values)
+
+
+def _advice(unknown: list[str]) -> str:
+    """What to do about unknown keys: what takes their place, or the nearest known one."""
+    parts = []
+    for key in unknown:
+        close = difflib.get_close_matches(key, _KEYS, n=1)
+        said = _BELONGS_ELSEWHERE.get(key) or (f"did you mean {close[0]!r}?" if close else "leave it out")
+        parts.append(f"{key}: {said}")
+    return "; ".join(parts)
+
+
+def _check_values(values: Mapping[str, Any], place: str) -> None:
+    """Check types and ranges of what the file says; None means unset.
+
+    Raises:
+        ConfigError: naming the key and the value.
+    """
+    hints = get_type_hints(EvalDatasetConfig)
+    for key, value in values.items():
+        if value is None:
+            continue
+        kinds = get_args(hints[key]) if isinstance(hints[key], UnionType) else (hints[key],)
+        wanted = next(kind for kind in kinds if kind is not type(None))
+        if not _fits(value, wanted):
+            shown = getattr(wanted, "__name__", str(wanted)) if get_origin(wanted) is None else str(wanted)
+            raise ConfigError(f"{key} must be of type {shown}, got {value!r}", place=place)
+        low = _AT_LEAST.get(key)
+        if low is not None and not value >= low:
+            raise ConfigError(f"{key} must be at least {low}, got {value!r}", place=place)
+        if (key == "top_p" and not 0 < value <= 1) or (key == "top_k" and value == 0):
+            allowed = "above 0 and at most 1" if key == "top_p" else "-1 (all) or at least 1"
+            raise ConfigError(f"{key} must be {allowed}, got {value!r}", place=place)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin is list:
+        return all(_fits(item, inner[0]) for item in (value if isinstance(value, list) else [value]))
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
 
 
 def _first(args: Any, attributes: tuple[str, ...]) -> Any:

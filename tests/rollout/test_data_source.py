@@ -103,7 +103,7 @@ def test_newest_state_is_found_and_a_negative_id_starts_afresh(folder, tmp_path)
 def test_state_is_json(folder, tmp_path):
     source(folder, save=str(tmp_path)).save(0)
     (path,) = (tmp_path / "rollout").iterdir()
-    assert json.loads(path.read_text())["sample_offset"] == 0
+    assert json.loads(path.read_text())["sample_index"] == 0
 
 
 def test_state_of_another_data_set_is_refused(folder, tmp_path):

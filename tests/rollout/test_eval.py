@@ -1,10 +1,11 @@
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from slime.errors import RolloutFailedError
-from slime.rollout.metrics import eval_metrics
+from slime.rollout.scores import eval_metrics
 from slime.rollout.sglang_rollout import GenerateState, generate_rollout
 from slime.serving.scripted import ScriptedAnswer
 from tests.rollout.kit import HOOKS, engine_args, scripted, state_for
@@ -47,11 +48,13 @@ def test_every_prompt_is_sampled_and_rewarded(tmp_path):
     assert entry["rewards"] == [2.0, 2.0, 1.0, 1.0]
     assert entry["truncated"] == [False] * 4
     assert [(s.group_index, s.rollout_id) for s in entry["samples"]] == [(0, 0), (0, 1), (1, 2), (1, 3)]
-    metrics = eval_metrics(None, output.data)
+    assert entry["rollout_ids"] == [0, 1, 2, 3]
+    metrics = eval_metrics(SimpleNamespace(pass_threshold=2.0), output.data)
     assert metrics["eval/small"] == 1.5
     assert metrics["eval/small/response_len/mean"] == 1.5
     assert metrics["eval/small-truncated_ratio"] == 0.0
-    assert metrics["eval/small-pass@2"] == 1.0
+    assert metrics["eval/small-pass@2"] == 0.5
+    assert metrics["eval/small/rollouts"] == 4.0
 
 
 def test_sampling_parameters_and_limits_are_the_data_sets_own(tmp_path):

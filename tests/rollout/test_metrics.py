@@ -1,12 +1,7 @@
 from collections import Counter
-from itertools import combinations
 from types import SimpleNamespace
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from slime.rollout.metrics import drop_metrics, eval_metrics, pass_at_k, rollout_metrics
+from slime.rollout.metrics import drop_metrics, rollout_metrics
 from slime.utils.types import Sample
 
 ARGS = SimpleNamespace()
@@ -96,25 +91,14 @@ def test_drops_are_named():
     assert drop_metrics(Counter({"zero_std_1.0": 2})) == {"rollout/dynamic_filter/drop_zero_std_1.0": 2.0}
 
 
-@given(st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_draws_with_a_hit(case):
-    correct, total, k = case
-    draws = list(combinations([True] * correct + [False] * (total - correct), k))
-    assert pass_at_k(correct, total, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-def test_pass_rates_are_over_prompts_with_enough_rollouts():
-    samples = [sample(0), sample(1), sample(2, group=1), sample(3, group=1)]
-    entry = {"rewards": [1.0, 0.0, 0.0, 0.0], "truncated": [False] * 4, "samples": samples}
-    metrics = eval_metrics(ARGS, {"gsm": entry})
-    assert metrics["eval/gsm"] == 0.25
-    assert metrics["eval/gsm-pass@1"] == 0.25
-    assert metrics["eval/gsm-pass@2"] == 0.5
-
-
-def test_results_of_other_eval_functions_may_lack_samples():
-    assert eval_metrics(ARGS, {"gsm": {"rewards": [1, 0]}}) == {"eval/gsm": 0.5}
-    assert eval_metrics(ARGS, {"gsm": {"rewards": []}}) == {}
+def test_data_sets_of_a_mixture_have_rewards_of_their_own():
+    names = {0: "gsm", 1: "gsm", 2: "code"}
+    samples = [sample(n, reward=float(n), metadata={"slime_dataset": name}) for n, name in names.items()]
+    sibling = sample(9, rollout_id=0, reward=0.0, metadata={"slime_dataset": "gsm"})
+    metrics = rollout_metrics(ARGS, [[*samples, sibling]], 1.0)
+    assert metrics["rollout/dataset/gsm/raw_reward"] == 0.5
+    assert metrics["rollout/dataset/gsm/rollouts"] == 2.0
+    assert metrics["rollout/dataset/code/raw_reward"] == 2.0
 
 
 def test_agent_sessions_tell_what_became_of_their_tokens():

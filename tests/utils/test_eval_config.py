@@ -1,3 +1,6 @@
+import dataclasses
+import json
+import re
 import types
 
 import pytest
@@ -50,6 +53,75 @@ def test_nothing_configured_is_no_data_set():
 def test_odd_pairs_are_refused():
     with pytest.raises(ConfigError, match="expects pairs"):
         build_eval_dataset_configs(types.SimpleNamespace(eval_prompt_data=["a", "a.jsonl", "b"]))
+
+
+def test_every_key_reaches_its_data_set(tmp_path):
+    keys = {
+        "rm_type": "math",
+        "custom_rm_path": "m.rm",
+        "custom_generate_function_path": "m.generate",
+        "input_key": "q",
+        "label_key": "gold",
+        "tool_key": "functions",
+        "metadata_key": "extra",
+        "apply_chat_template": True,
+        "apply_chat_template_kwargs": {"enable_thinking": False},
+        "n_samples_per_eval_prompt": 8,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_new_tokens": 1,
+        "max_response_len": 64,
+        "max_prompt_len": 32,
+        "max_context_len": 96,
+        "stop": ["END"],
+        "stop_token_ids": [7],
+        "repetition_penalty": 1.1,
+        "skip_special_tokens": True,
+        "no_stop_trim": False,
+        "pass_threshold": 0.5,
+    }
+    for text in (
+        {"defaults": keys, "datasets": {"a": {"path": "p"}}},
+        {"datasets": {"a": {"path": "p", **keys}}},
+    ):
+        (config,) = build(tmp_path, json.dumps(text))
+        assert dataclasses.asdict(config) == {"name": "a", "path": "p", **keys}
+
+
+def test_one_stop_need_not_be_a_list(tmp_path):
+    (config,) = build(tmp_path, "datasets: {a: {path: p, stop: END, stop_token_ids: 7}}")
+    assert (config.stop, config.stop_token_ids) == (["END"], [7])
+
+
+def test_keys_that_were_never_read_say_what_takes_their_place(tmp_path):
+    with pytest.raises(TypeError, match="reward_model: use rm_type"):
+        build(tmp_path, "datasets: {a: {path: p, reward_model: x}}")
+    with pytest.raises(ValueError, match="eval_task_timeout: the deadline of a rollout is --rollout-timeout"):
+        build(tmp_path, "{defaults: {eval_task_timeout: 3}, datasets: {a: {path: p}}}")
+    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+        build(tmp_path, "datasets: {a: {path: p, temprature: 1}}")
+
+
+@pytest.mark.parametrize(
+    "entry, message",
+    [
+        ("temperature: hot", "temperature must be of type float, got 'hot'"),
+        ("temperature: -1", "temperature must be at least 0"),
+        ("top_p: 1.5", "top_p must be above 0 and at most 1"),
+        ("top_k: 0", "top_k must be -1"),
+        ("n_samples_per_eval_prompt: true", "n_samples_per_eval_prompt must be of type int"),
+        ("n_samples_per_eval_prompt: 0", "must be at least 1"),
+        ("apply_chat_template_kwargs: [1]", "apply_chat_template_kwargs must be"),
+        ("stop_token_ids: [a]", "stop_token_ids must be"),
+    ],
+)
+@pytest.mark.parametrize(
+    "where", ["{{datasets: {{a: {{path: p, {}}}}}}}", "{{defaults: {{{}}}, datasets: {{a: {{path: p}}}}}}"]
+)
+def test_values_of_a_wrong_type_or_range_name_their_key(tmp_path, where, entry, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build(tmp_path, where.format(entry))
 
 
 @pytest.mark.parametrize(

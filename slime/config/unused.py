@@ -240,6 +240,11 @@ def _data(config: Config) -> list[Rule]:
             data.data_source_path == CURRICULUM,
             f"--data-source-path {CURRICULUM}",
         ),
+        (
+            "pass_threshold",
+            config.evaluates or _uses_pass_rates(config),
+            "an evaluation, the pass-rate filter or the curriculum",
+        ),
         ("label_key", data.prompt_data is not None or config.train_only, "--prompt-data"),
         ("apply_chat_template", not config.learns_from_data, "rollouts (no --loss-type sft_loss)"),
         (

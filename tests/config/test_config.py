@@ -322,3 +322,30 @@ def test_the_source_of_the_old_log_probs_is_derived_and_told(base, words, told):
 def test_a_run_may_resume_from_the_folder_that_it_is_about_to_make(base):
     words = ["--save", "runs/new/checkpoint", "--load", "runs/new/checkpoint/", "--keep-checkpoints", "1"]
     assert load_config([*base, *words]).model.keep_checkpoints == 1
+
+
+def test_several_prompt_files_are_a_list_and_one_is_a_text(base, tmp_path):
+    (tmp_path / "more.jsonl").write_text('{"input": "2+2"}\n')
+    files = [str(tmp_path / "data.jsonl"), str(tmp_path / "more.jsonl")]
+    config = load_config([*base, "--prompt-data", *files, "--prompt-data-weights", "0.7", "0.3"])
+    assert (config.data.prompt_data, config.data.prompt_data_weights) == (files, [0.7, 0.3])
+    assert load_config(base).args().prompt_data == files[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt-data-weights", "1"], "--prompt-data-weights: has no effect without several files"),
+        (["--prompt-data", "{0}", "{1}", "--prompt-data-weights", "1"], "has 1 weights for 2 prompt files"),
+        (["--prompt-data", "{0}", "{1}", "--prompt-data-weights", "1", "0"], "must be above 0"),
+        (["--prompt-data", "{0}", "{0}"], "names a file twice"),
+        (["--prompt-data", "{0}", "gone.jsonl"], "file 'gone.jsonl' is not there"),
+        (["--pass-rate-low", "0.3"], "--pass-rate-low: has no effect"),
+        (["--curriculum-floor", "0.3"], "--curriculum-floor: has no effect"),
+        (["--pass-threshold", "0.5"], "--pass-threshold: has no effect"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused(base, tmp_path, words, message):
+    (tmp_path / "more.jsonl").write_text('{"input": "2+2"}\n')
+    files = [str(tmp_path / "data.jsonl"), str(tmp_path / "more.jsonl")]
+    assert message in refused([*base, *(word.format(*files) for word in words)])

@@ -16,6 +16,8 @@ from slime.errors import SlimeError
 VERBS = {
     "train": "train a model with reinforcement learning",
     "check": "check a configuration and its hooks without a run",
+    "eval": "evaluate a model behind an engine, resumably",
+    "rollout": "make rollouts with an engine and write them down, resumably",
     "serve": "serve a model with the embedded engine",
     "convert": "turn a GGUF file into a Hugging Face folder",
     "view": "look at a run: its metrics and its rollouts",

@@ -395,6 +395,8 @@ CHECKS_OF_FLAGS: tuple[Check, ...] = (
     _incomplete_loss,
 )
 """Those that hold without data, files or a run to learn from."""
+CHECKS_OFFLINE: tuple[Check, ...] = (_files_exist, _contradictions, _incomplete)
+"""Those that hold where rollouts are made without training."""
 CHECKS: tuple[Check, ...] = (
     _required,
     _files_exist,

@@ -49,8 +49,7 @@ async def _evaluate(
 ) -> tuple[dict[str, Any], int]:
     """The result of one data set, and how many rollouts failed."""
     runner = make_runner(config.max_context_len)
-    seed = getattr(args, "rollout_seed", None)
-    call = Call(step=step, sampling_params=eval_sampling_params(config), evaluation=True, seed=seed)
+    call = eval_call(args, step, config)
     groups = eval_groups(eval_dataset(args, config), config)
     finished = await all_of(runner.run_group(group, call) for group in groups)
     rollouts = [rollout for group in finished for rollout in group]
@@ -87,6 +86,12 @@ def eval_reward(rollout: Rollout, args: Any) -> float:
     return rollout.reward(SimpleNamespace(reward_key=reward_key(args, evaluation=True)[1]))
 
 
+def eval_call(args: Any, step: int | None, config: EvalDatasetConfig) -> Call:
+    """What the rollouts of one data set have in common."""
+    seed = getattr(args, "rollout_seed", None)
+    return Call(step=step, sampling_params=eval_sampling_params(config), evaluation=True, seed=seed)
+
+
 def eval_sampling_params(config: EvalDatasetConfig) -> dict[str, Any]:
     """Sampling parameters of one data set; what is unset is left to the engine."""
     params = {
@@ -105,12 +110,16 @@ def eval_sampling_params(config: EvalDatasetConfig) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
-def eval_groups(dataset: Dataset, config: EvalDatasetConfig) -> list[MemberGroup]:
-    """`n_samples_per_eval_prompt` fresh samples a prompt, with ids and the data set's own hooks."""
+def eval_groups(dataset: Dataset, config: EvalDatasetConfig, limit: int | None = None) -> list[MemberGroup]:
+    """`n_samples_per_eval_prompt` fresh samples a prompt, with ids and the data set's own hooks.
+
+    Args:
+        limit: only the first prompts.
+    """
     count = config.n_samples_per_eval_prompt
     return [
         [_sample(dataset[prompt], config, prompt, prompt * count + repeat) for repeat in range(count)]
-        for prompt in range(len(dataset))
+        for prompt in range(len(dataset) if limit is None else min(limit, len(dataset)))
     ]
 
 

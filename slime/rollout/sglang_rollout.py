@@ -209,6 +209,11 @@ def output_of(batch: Batch, state: GenerateState) -> RolloutFnTrainOutput:
     return RolloutFnTrainOutput(samples=[run.members for run in batch.groups], metrics=metrics)
 
 
+def runner_for(args: Any, max_context_len: int | None = None) -> RolloutRunner:
+    """A runner on the engine of `args`, for rollouts that belong to no step."""
+    return _runner(GenerateState(args), max_context_len)
+
+
 def _runner(
     state: GenerateState, max_context_len: int | None = None, log: EventLog = NO_LOG
 ) -> RolloutRunner:

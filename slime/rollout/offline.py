@@ -150,7 +150,9 @@ class Job:
             return
         for rollout in rollouts:
             for sample in rollout.samples:
-                other = next((v for v in sample.weight_versions if v != self.version), None)
+                spans = sample.metadata.get("weight_version_spans", ())
+                versions = [*sample.weight_versions, *(version for version, _, _ in spans)]
+                other = next((version for version in versions if version != self.version), None)
                 if other is not None:
                     raise EngineError(
                         f"its weights changed from version {self.version!r} to {other!r} meanwhile",

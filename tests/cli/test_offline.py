@@ -17,7 +17,6 @@ from slime.serving.scripted import ScriptedAnswer
 from tests.rollout.kit import HOOKS, scripted
 from tests.tiny import tiny_tokenizer
 
-
 OWN = "slime.rollout.sft_rollout.generate_rollout"
 
 

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from slime.errors import ConfigError
 from slime.rollout.curriculum import CurriculumDataSource
 from slime.rollout.filter_hub.pass_rate import PassRates, check_pass_rate
+from slime.rollout.sglang_rollout import GenerateState, generate_rollout
+from slime.serving.scripted import ScriptedAnswer
+from tests.rollout.kit import engine_args, scripted, state_for
 
 FILTER = "slime.rollout.filter_hub.pass_rate.check_pass_rate"
 
@@ -115,6 +118,26 @@ def test_a_curriculum_resumes_exactly(folder, before, learned, after):
     assert resumed.get_samples(after) == expected
     learn(resumed, groups[learned:], solved_are("b3"))
     assert PassRates().state()["results"] == rates
+
+
+def test_hopeless_prompts_are_passed_over_in_real_steps(folder):
+    """Through scheduler, filter and engine: what the filter saw decides what is asked next."""
+
+    def policy(call):
+        passes = call.prompt not in ("a0", "a1", "a2") and call.params.sampling_seed % 2
+        return ScriptedAnswer(token_ids=[70, 71] if passes else [70])
+
+    with scripted(policy) as server:
+        values = vars(args(folder, curriculum_floor=1e-9, rollout_shuffle=False))
+        settings = engine_args(server.url, **values, pass_threshold=2.0, rollout_batch_size=3)
+        state_for(settings)
+        source = CurriculumDataSource(settings)
+        outputs = [generate_rollout(settings, step, source) for step in range(3)]
+        asked = [call.prompt for call in server.engine.calls]
+    GenerateState.clear_instance()
+    assert outputs[0].metrics["rollout/dynamic_filter/drop_pass_rate_low"] == 3.0
+    assert not any("rollout/dynamic_filter/drop_pass_rate_low" in o.metrics for o in outputs[1:])
+    assert Counter(asked[12:]) == {"a3": 4, "a4": 4, "a5": 4}
 
 
 def test_a_curriculum_that_nobody_tells_anything_is_refused(folder):

@@ -22,7 +22,7 @@ from slime.cli.offline import (
 )
 from slime.config.args_view import ArgsView
 from slime.errors import ConfigError
-from slime.rollout.eval import eval_call, eval_dataset, eval_groups, eval_reward
+from slime.rollout.eval import check_eval_hooks, eval_call, eval_dataset, eval_groups, eval_reward
 from slime.rollout.offline import Work
 from slime.rollout.scores import score_metrics
 from slime.rollout.sglang_rollout import runner_for
@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
             place="slime eval",
             remedy="give --eval-config or --eval-prompt-data",
         )
+    check_eval_hooks(sets.values())
     outcome = perform(options, config, partial(_plan, options, list(sets.values())), keeps_tokens=False)
     if outcome is None:
         return INTERRUPTED

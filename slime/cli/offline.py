@@ -22,7 +22,7 @@ from slime.config.args_view import ArgsView
 from slime.config.validate import CHECKS_OFFLINE
 from slime.errors import ConfigError
 from slime.rollout.failures import FailureBudget
-from slime.rollout.hooks import check_hooks
+from slime.rollout.hooks import load_hook
 from slime.rollout.inflight import IN_FLIGHT, Watchdog
 from slime.rollout.loop import run_blocking
 from slime.rollout.offline import Job, Summary, Work, summaries
@@ -37,6 +37,13 @@ DEFAULT_ROLLOUTS = (
     "slime.rollout.sglang_rollout.generate_rollout",
     "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
 )
+_HOOKS = (
+    "custom_generate_function_path",
+    "rollout_sample_hook_path",
+    "custom_rm_path",
+    "data_source_path",
+)
+"""Those that these verbs call; others may need torch."""
 _PROGRESS_LINES = 20
 
 
@@ -87,13 +94,17 @@ def parse(verb: str, description: str | None, argv: list[str]) -> tuple[Options,
     )
     parser.add_argument("--engine-url", help="http://HOST:PORT of an engine that runs [start one]")
     parser.add_argument("--output", type=Path, required=True, help="folder of the results; goes on with them")
-    parser.add_argument("--limit", type=int, help="only the first N prompts of each data set")
+    parser.add_argument("--limit", type=int, help="only the first N prompts; of each data set in eval")
     found, rest = parser.parse_known_args(argv)
     if found.limit is not None and found.limit < 1:
         raise ConfigError(f"must be at least 1, got {found.limit}", place="--limit")
     options = Options(verb=verb, engine_url=found.engine_url, output=found.output, limit=found.limit)
     config = load_config(rest, prog=f"slime {verb}", checks=CHECKS_OFFLINE)
-    check_hooks(config.args())
+    for dest in _HOOKS:
+        value = getattr(config.args(), dest)
+        for path in value if isinstance(value, list) else [value]:
+            if path:
+                load_hook(path, dest)
     return options, config
 
 
@@ -249,7 +260,7 @@ def write_metrics(options: Options, outcome: Outcome, metrics: Mapping[str, floa
     path = options.output / "metrics.json"
     failed = {name: dict(summary.failed) for name, summary in outcome.summaries.items()}
     content = {"metrics": dict(metrics), "failed": failed, "provenance": outcome.provenance}
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
     return path
 
 

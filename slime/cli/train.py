@@ -21,6 +21,7 @@ from slime.observability.console import LiveConsole, PlainConsole, RunConsole, i
 from slime.observability.report import report_lines
 from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers, drop_rows
 from slime.ray.checkpoints import Checkpoint, Found, find, refuse_later_steps
+from slime.rollout.eval import check_eval_hooks
 from slime.rollout.hooks import check_hooks
 from slime.train.memory import estimate_memory
 from slime.utils.data import count_rows
@@ -106,7 +107,9 @@ def _prompts_in_data(config: Config) -> int | None:
 
 def _check_evaluation(config: Config) -> None:
     """A bad ``--eval-config`` is found now and not after the first step."""
-    for dataset in build_eval_dataset_configs(config.args()):
+    datasets = build_eval_dataset_configs(config.args())
+    check_eval_hooks(datasets)
+    for dataset in datasets:
         count_rows(dataset.path)
 
 

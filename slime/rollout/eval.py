@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 from slime.errors import RolloutFailedError
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.failures import FailureBudget
+from slime.rollout.hooks import load_hook
 from slime.rollout.outcome import MemberGroup, Rollout, Truncated
 from slime.rollout.rm_hub.validity import reward_key
 from slime.rollout.runner import Call, RolloutRunner
@@ -42,6 +43,19 @@ async def evaluate(args: Any, step: int, make_runner: MakeRunner) -> RolloutFnEv
     data = {config.name: entry for config, (entry, _) in zip(configs, outputs, strict=True)}
     metrics = {f"eval/{c.name}/failed": float(f) for c, (_, f) in zip(configs, outputs, strict=True)}
     return RolloutFnEvalOutput(data=data, metrics=metrics)
+
+
+def check_eval_hooks(configs: Iterable[EvalDatasetConfig]) -> None:
+    """Load the data sets' own hooks, so that a bad one is found before the first rollout.
+
+    Raises:
+        HookError: one does not import, or has the wrong signature.
+    """
+    for config in configs:
+        for dest in ("custom_rm_path", "custom_generate_function_path"):
+            path = getattr(config, dest)
+            if path:
+                load_hook(path, dest)
 
 
 async def _evaluate(

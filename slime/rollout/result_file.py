@@ -95,7 +95,7 @@ class ResultFile:
             raise self._unwritable(error) from error
         try:
             self._lock()
-            self._read(json.loads(json.dumps(provenance)))
+            self._read(json.loads(json.dumps(provenance, default=str)))
         except BaseException:
             self._file.close()
             raise

@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime.errors import RolloutFailedError
+from slime.errors import HookError, RolloutFailedError
+from slime.rollout.eval import check_eval_hooks
 from slime.rollout.scores import eval_metrics
 from slime.rollout.sglang_rollout import GenerateState, generate_rollout
 from slime.serving.scripted import ScriptedAnswer
+from slime.utils.eval_config import EvalDatasetConfig
 from tests.rollout.kit import HOOKS, engine_args, scripted, state_for
 
 
@@ -80,6 +82,15 @@ def test_hooks_of_a_data_set_win(tmp_path):
             custom_rm_path=HOOKS + "reward_raises",
         )
     assert all(sample.metadata["evaluation"] for sample in output.data["small"]["samples"])
+
+
+def test_hooks_of_a_data_set_are_checked_before_anything_runs():
+    for hooks in (
+        {"custom_rm_path": "absent.module.reward"},
+        {"custom_generate_function_path": HOOKS + "HERE"},
+    ):
+        with pytest.raises(HookError, match=r"--custom-"):
+            check_eval_hooks([EvalDatasetConfig(name="a", path="p", **hooks)])
 
 
 def test_fan_out_counts_once_a_rollout(tmp_path):

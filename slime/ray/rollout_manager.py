@@ -17,6 +17,7 @@ from slime.ray.batch import RolloutBatch
 from slime.rollout import dump, events, unfinished
 from slime.rollout.base_types import RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.convert import flatten, to_train_samples
+from slime.rollout.curriculum import CurriculumDataSource
 from slime.rollout.events import EventLog
 from slime.rollout.inflight import IN_FLIGHT
 from slime.rollout.loop import background_loop, run_blocking
@@ -159,6 +160,8 @@ class RolloutManager:
     ) -> dict[str, Any]:
         """Metrics of the step; only the account (law 5) where the logging hook took over."""
         extra = extra | VERDICTS.take()
+        if isinstance(self._source, CurriculumDataSource):
+            extra |= self._source.metrics()
         hook = self._args.custom_rollout_log_function_path
         if hook and load_function(hook)(rollout_id, self._args, samples, extra, seconds):
             return {name: value for name, value in extra.items() if name.startswith("rollout/accounting/")}

@@ -47,15 +47,13 @@ class CurriculumDataSource(RolloutDataSourceWithBuffer):
         self._bounds = bounds(args)
         self._rates = PassRates()
 
-    def save(self, rollout_id: int) -> None:
-        """As the base class; tells how the prompts stand."""
-        super().save(rollout_id)
+    def metrics(self) -> dict[str, float]:
+        """Prompts by how their pass rate stands to the bounds, and turns passed over so far."""
         counts = self._rates.counts(*self._bounds)
-        logger.info(
-            "curriculum: %d prompts at a useful pass rate, %d below, %d above; %d turns passed over",
-            *(counts[name] for name in ("useful", "low", "high")),
-            self.passed_over,
-        )
+        values = {name: float(counts[name]) for name in ("low", "useful", "high")}
+        values["untried"] = len(self) - sum(values.values())
+        values["passed_over"] = float(self.passed_over)
+        return {f"rollout/curriculum/{name}": value for name, value in values.items()}
 
     def _next_prompt(self) -> Prompt:
         assert self.prompts is not None

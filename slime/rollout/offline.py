@@ -19,6 +19,7 @@ from slime.rollout.metrics import trained_tokens
 from slime.rollout.outcome import Member, MemberGroup, Rollout, failure_reason
 from slime.rollout.provenance import digest
 from slime.rollout.result_file import GroupRecord, ResultFile, RolloutRecord
+from slime.rollout.rewarding import INVALID_KEY
 from slime.rollout.runner import Call, RolloutRunner
 from slime.rollout.sample_json import to_json
 from slime.rollout.scores import Score
@@ -208,6 +209,7 @@ def summaries(records: Iterable[GroupRecord]) -> dict[str, Summary]:
                     reward=rollout.reward,
                     truncated=rollout.outcome == "truncated",
                     response_length=rollout.response_length,
+                    invalid=any(INVALID_KEY in sample["metadata"] for sample in rollout.samples),
                 )
             )
     return dict(by_set)

@@ -6,6 +6,7 @@ enter by digest. Knows nothing of how results are kept.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -13,17 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import slime
+from slime.config.sections import RewardConfig
 from slime.utils.data_files import split_slice
 
 _ENDS = 1 << 20
-_REWARD = (
-    "rm_type",
-    "rm_url",
-    "group_rm",
-    "reward_key",
-    "eval_reward_key",
-    "pass_threshold",
-)
+_COSTS_ONLY = ("custom_rm_path", "reward_timeout", "reward_num_workers", "judge_api_key_env")
+"""Reward flags that stand among the hooks, or change no reward."""
+_REWARD = tuple(item.name for item in dataclasses.fields(RewardConfig) if item.name not in _COSTS_ONLY)
 _SHAPES_ROLLOUTS = ("custom_generate_function_path", "rollout_sample_hook_path", "custom_rm_path")
 
 
@@ -47,11 +44,17 @@ def provenance(
         "chat_template": digest(json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True)),
         "seed": getattr(args, "rollout_seed", None),
         "hooks": {dest: getattr(args, dest, None) for dest in _SHAPES_ROLLOUTS},
-        "reward": {name: getattr(args, name, None) for name in _REWARD},
+        "reward": {name: getattr(args, name, None) for name in _REWARD} | {"judge_rubric": _rubric(args)},
         "data": {
             name: {**values, "sha256": file_digest(values.get("path"))} for name, values in data_sets.items()
         },
     }
+
+
+def _rubric(args: Any) -> str | None:
+    """The judge's rubric: its text, or the digest of its file."""
+    rubric: str | None = getattr(args, "judge_rubric", None)
+    return file_digest(rubric) if rubric and Path(rubric).is_file() else rubric
 
 
 def digest(text: str) -> str:

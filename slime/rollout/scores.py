@@ -16,6 +16,7 @@ from typing import Any
 from slime.rollout.groups import flatten, rollouts_of
 from slime.rollout.metrics import statistics_of, trained_tokens
 from slime.rollout.passing import has_passed, pass_rates
+from slime.rollout.rewarding import INVALID_KEY
 from slime.utils.types import Sample
 
 
@@ -42,12 +43,14 @@ class Score:
 
     Attributes:
         response_length: sampled tokens of all siblings; None where they are not known.
+        invalid: the response held no answer to judge, which its reward scores.
     """
 
     group_index: int | None
     reward: float
     truncated: bool
     response_length: int | None
+    invalid: bool = False
 
 
 def score_metrics(prefix: str, scores: Sequence[Score], threshold: float | None) -> dict[str, float]:
@@ -62,6 +65,7 @@ def score_metrics(prefix: str, scores: Sequence[Score], threshold: float | None)
         prefix: statistics.fmean(score.reward for score in scores),
         f"{prefix}-truncated_ratio": statistics.fmean(score.truncated for score in scores),
         f"{prefix}/rollouts": float(len(scores)),
+        f"{prefix}/invalid": float(sum(score.invalid for score in scores)),
     }
     lengths = [score.response_length for score in scores if score.response_length is not None]
     if lengths:
@@ -96,6 +100,7 @@ def _eval_metrics(prefix: str, entry: Mapping[str, Any], threshold: float | None
                 reward=statistics.fmean(reward for reward, _ in held),
                 truncated=held[-1][1],
                 response_length=trained_tokens(rows) if rows else None,
+                invalid=any(INVALID_KEY in row.metadata for row in rows),
             )
         )
     values = score_metrics(prefix, scores, threshold)

@@ -139,8 +139,10 @@ def test_results_of_something_else_are_never_joined(model, data, tmp_path, capsy
     assert lines(tmp_path / "out") == before
 
 
-def test_other_weights_data_or_templates_are_noticed(model, data, tmp_path, capsys):
-    words = []
+def test_other_weights_templates_or_data_are_noticed(data, tmp_path, capsys):
+    model, tokenizer = tmp_path / "model", tiny_tokenizer()
+    tokenizer.save_pretrained(model)
+    (model / "config.json").write_text("{}")
     with scripted(by_prompt) as server:
         words = eval_words(server, model, data, tmp_path / "out")
         assert main(words) == 0
@@ -148,6 +150,17 @@ def test_other_weights_data_or_templates_are_noticed(model, data, tmp_path, caps
         assert main(words) == 2
         assert 'weight_version: "default" in the file, "7" now' in capsys.readouterr().err
         server.engine.weight_version = "default"
+        template = tokenizer.chat_template
+        tokenizer.chat_template = "{{ messages[0].content }}"
+        tokenizer.save_pretrained(model)
+        GenerateState.clear_instance()
+        assert main(words) == 2
+        text = capsys.readouterr().err
+        assert "chat_template:" in text and "tokenizer:" not in text
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(model)
+        GenerateState.clear_instance()
+        assert main(words) == 0
         data.write_text(data.read_text() + '{"input": "e"}\n')
         assert main(words) == 2
         assert "data.small.sha256" in capsys.readouterr().err
@@ -197,6 +210,28 @@ def test_an_engine_that_dies_leaves_a_file_to_go_on_with(model, data, tmp_path, 
         assert main(eval_words(server, model, data, out)) == 0
         assert len(server.engine.calls) == 4
     assert metrics(out)["eval/small"] == 1.0
+
+
+def test_a_group_that_is_rewarded_together_is_done_anew_as_a_whole(model, data, tmp_path):
+    data.write_text('{"input": "fail"}\n{"input": "b"}\n')
+    hooks = ["--group-rm", "--custom-generate-function-path", HOOKS + "mixed"]
+    with scripted(by_prompt) as server:
+        words = eval_words(server, model, data, tmp_path / "out", *hooks)
+        words[words.index("--custom-rm-path") + 1] = HOOKS + "reward_group"
+        assert main(words) == 0
+        assert len(server.engine.calls) == 3
+        assert main(words) == 0
+        assert len(server.engine.calls) == 4
+
+
+def test_the_configuration_of_a_run_can_be_evaluated(model, data, tmp_path):
+    flags = {"lr": 1e-5, "num-rollout": 3, "rollout-batch-size": 2, "advantage-estimator": "rloo"}
+    flags |= {"prompt-data": str(data), "dynamic-sampling-filter-path": HOOKS + "drop_all"}
+    (tmp_path / "run.yaml").write_text(json.dumps(flags))
+    with scripted(by_prompt) as server:
+        words = eval_words(server, model, data, tmp_path / "out", "--config", str(tmp_path / "run.yaml"))
+        assert main(words) == 0
+    assert metrics(tmp_path / "out")["eval/small"] == 1.5
 
 
 def test_fan_out_counts_once_a_rollout_and_keeps_its_groups(model, data, tmp_path):

@@ -63,4 +63,5 @@ def test_a_run_mixes_data_sets_under_a_curriculum(world):
     )
     steps = [row for row in world.metrics("mixed") if "rollout/raw_reward" in row]
     assert [row["rollout/dataset/data/rollouts"] for row in steps] == [12, 12]
+    assert all("rollout/curriculum/useful" in row for row in steps)
     assert [row["rollout/dataset/more/rollouts"] for row in steps] == [4, 4]

@@ -66,7 +66,10 @@ def test_prompts_at_a_useful_rate_are_preferred_and_none_is_starved(folder):
     solved = [counts[f"a{n}"] for n in (0, 1, 2)]
     assert min(useful) > 4 * max(solved)
     assert min(solved) > 0
-    assert source.passed_over > 0
+    told = source.metrics()
+    assert told["rollout/curriculum/passed_over"] > 0
+    assert told["rollout/curriculum/useful"] == told["rollout/curriculum/high"] == 3.0
+    assert told["rollout/curriculum/untried"] == told["rollout/curriculum/low"] == 0.0
 
 
 def test_where_no_prompt_is_useful_the_source_still_gives(folder):

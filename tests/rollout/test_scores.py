@@ -54,6 +54,12 @@ def test_samples_of_a_fan_out_shift_nothing(cuts, order, by_sample):
     assert metrics["eval/gsm/response_len/max"] == 2.0 * max(cuts)
 
 
+def test_responses_without_an_answer_are_counted_once_a_rollout():
+    rows = [sample(n, rollout_id=0, metadata={"reward_invalid": "no box"}) for n in range(2)]
+    metrics = eval_metrics(ARGS, entry([0.0, 1.0], [*rows, sample(2)]))
+    assert metrics["eval/gsm/invalid"] == 1.0
+
+
 def test_rewards_are_found_by_rollout_id_where_it_is_given():
     samples = [sample(0, rollout_id=0), sample(1, rollout_id=0), sample(2, group=1, rollout_id=1)]
     metrics = eval_metrics(ARGS, entry([1.0, 0.0], samples, rollout_ids=[1, 0]))

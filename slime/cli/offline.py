@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from slime.config import Config, load_config
 from slime.config.args_view import ArgsView
 from slime.config.validate import CHECKS_OFFLINE
-from slime.errors import ConfigError
+from slime.errors import ConfigError, EngineError, SlimeError
 from slime.rollout.failures import FailureBudget
 from slime.rollout.hooks import load_hook
 from slime.rollout.inflight import IN_FLIGHT, Watchdog
@@ -230,6 +230,10 @@ def _engine(options: Options, config: Config) -> Iterator[str]:
     process = EngineProcess(model, config.engine, options.output / "engine.log")
     try:
         yield process.url
+    except SlimeError as error:
+        if process.is_alive:
+            raise
+        raise EngineError(process.wait_for_exit(), place=process.url) from error
     finally:
         process.stop()
 

@@ -14,6 +14,7 @@ from slime.rollout.dump import load_groups
 from slime.rollout.groups import flatten
 from slime.rollout.sglang_rollout import GenerateState
 from slime.serving.scripted import ScriptedAnswer
+from slime.utils.engine_client import EngineClient
 from tests.rollout.kit import HOOKS, scripted
 from tests.tiny import tiny_tokenizer
 
@@ -194,7 +195,8 @@ def test_law_4_failed_rollouts_are_left_out_told_and_done_again(model, data, tmp
         assert "1 of 4 rollouts to do" in capsys.readouterr().err
 
 
-def test_an_engine_that_dies_leaves_a_file_to_go_on_with(model, data, tmp_path, capsys):
+def test_an_engine_that_dies_leaves_a_file_to_go_on_with(model, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(EngineClient.__init__, "__kwdefaults__", {"retries": 2, "backoff": 0.01})
     out = tmp_path / "out"
 
     def dies(call):

@@ -4,6 +4,8 @@ import asyncio
 import copy
 import random
 
+import psutil
+
 from slime.rollout.sglang_rollout import generate
 
 
@@ -21,6 +23,13 @@ async def raises_for_some(args, sample, sampling_params):
     """Every eighth rollout breaks."""
     if sample.index % 8 == 3:
         raise ValueError("the sandbox is on fire")
+    return await generate(args, sample, sampling_params)
+
+
+async def ends_the_engine(args, sample, sampling_params):
+    """Kills the engine that this process has started."""
+    for child in psutil.Process().children():
+        child.kill()
     return await generate(args, sample, sampling_params)
 
 

@@ -50,6 +50,18 @@ def test_an_offline_evaluation_is_the_one_of_a_run(world):
     assert first["eval/small/rollouts"] == values["eval/small/rollouts"] == 12
 
 
+def test_an_engine_of_our_own_that_ends_is_the_error(world):
+    words = ["--hf-checkpoint", str(world.model), "--output", str(world.folder / "dies")]
+    words += ["--prompt-data", str(world.data), "--apply-chat-template", "--rollout-max-response-len", "8"]
+    words += ["--custom-generate-function-path", "tests.e2e.hooks.ends_the_engine"]
+    words += ["--custom-rm-path", "tests.e2e.hooks.low_bytes"]
+    command = [sys.executable, "-m", "slime.cli", "rollout", *words]
+    env = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300)
+    assert done.returncode == 2
+    assert "the engine process was killed by signal 9" in done.stderr
+
+
 def test_a_run_mixes_data_sets_under_a_curriculum(world):
     more = world.folder / "more.jsonl"
     more.write_text(world.data.read_text())

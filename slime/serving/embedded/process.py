@@ -70,6 +70,11 @@ class EngineProcess:
         return "\n".join(f"    {line}" for line in text.splitlines()[-lines:])
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the child runs."""
+        return self._child.poll() is None
+
+    @property
     def pid(self) -> int:
         """Process id of the child."""
         return self._child.pid

@@ -20,6 +20,8 @@ VERBS = {
     "rollout": "make rollouts with an engine and write them down, resumably",
     "serve": "serve a model with the embedded engine",
     "convert": "turn a GGUF file into a Hugging Face folder",
+    "simulate": "choose how rollouts and training overlap, in virtual time",
+    "replay": "decide the batches of a run again from its event log",
     "view": "look at a run: its metrics and its rollouts",
 }
 

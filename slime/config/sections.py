@@ -157,10 +157,10 @@ class RolloutConfig:
         "int",
         at_least=0,
     )
-    late_percentile: float = flag(
-        1.0,
-        "cut a group that holds up a batch by its age once it runs longer than this share of the others; "
-        "1 never cuts",
+    late_percentile: float | None = flag(
+        None,
+        "fully asynchronous: cut a group that holds up a batch by its age once it runs longer than this "
+        "share of the others; 1 never cuts (default: 0.98)",
         "float",
         above=0,
         at_most=1,

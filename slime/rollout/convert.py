@@ -65,6 +65,11 @@ def policy_version(sample: Sample) -> int:
     return min((_number(version, sample) for version in versions or sample.weight_versions[:1]), default=0)
 
 
+def oldest_version(samples: Iterable[Sample]) -> int | None:
+    """The oldest weight version behind these samples; None where no engine told one."""
+    return min((policy_version(sample) for sample in samples if sample.weight_versions), default=None)
+
+
 def _number(version: str, sample: Sample) -> int:
     if str(version) == "default":
         return 0

@@ -15,6 +15,7 @@ from typing import IO, Any
 import orjson
 
 from slime.errors import DataError
+from slime.rollout.convert import oldest_version
 from slime.rollout.outcome import Rollout, failure_reason
 from slime.utils.request_scope import Call
 from slime.utils.types import Sample
@@ -90,6 +91,7 @@ class EventLog:
             "reason": failure_reason(rollout.outcome),
             "seconds": round(rollout.timings.total, 6),
             "tokens": sum(sample.effective_response_length for sample in rollout.samples),
+            "version": oldest_version(rollout.samples) if rollout.valid else None,
         }
 
     def close(self) -> None:

@@ -21,6 +21,8 @@ from slime.rollout.state import GenerateState
 
 MAX_STALENESS = 2
 """The bound where ``--max-staleness`` sets none."""
+LATE_PERCENTILE = 0.98
+"""What is late, where ``--late-percentile`` does not say."""
 
 
 def generate_rollout_fully_async(
@@ -49,7 +51,7 @@ async def _collect(args: Any, step: int, source: Source) -> RolloutFnTrainOutput
         check_can_take_back(source)
         await _learn_version(state)
         slots = int(getattr(args, "sglang_server_concurrency", None) or 512)
-        limits = limits_of(args, MAX_STALENESS)
+        limits = limits_of(args, MAX_STALENESS, LATE_PERCENTILE)
         most = getattr(args, "over_sampling_batch_size", None) or math.ceil(slots / limits.group_size)
         policy = FullyAsynchronous(int(most), waits=getattr(args, "update_in_flight", None) == "wait")
         scheduler = make_scheduler(args, source, state, policy, limits)

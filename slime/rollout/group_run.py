@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slime.rollout.accounting import Effort, Fate, Ledger
-from slime.rollout.convert import policy_version
+from slime.rollout.convert import oldest_version
 from slime.rollout.outcome import Aborted, Failed, Member, MemberGroup, Rollout, failure_reason
 from slime.rollout.pacing import UNBOUNDED
 from slime.rollout.stopping import GroupStop, Stop
@@ -66,13 +66,8 @@ class GroupRun:
     @property
     def oldest_version(self) -> int:
         """The oldest weights behind a token that would train; that of the start where no engine tells."""
-        told = [
-            policy_version(sample)
-            for rollout in self.rollouts
-            for sample in rollout.samples
-            if rollout.valid and sample.weight_versions
-        ]
-        return min(told, default=self.version)
+        told = oldest_version(s for rollout in self.rollouts if rollout.valid for s in rollout.samples)
+        return self.version if told is None else told
 
     def resumable(self) -> MemberGroup:
         """The group to go on with: finished rollouts with their rewards, those that were stopped with their
@@ -156,8 +151,7 @@ def began_again(member: Member) -> Member:
 
 def begun_version(members: MemberGroup) -> int | None:
     """The oldest weights that sampled any token of a group that was out before; None where there is none."""
-    held = [s for member in members for s in leaves(member) if s.response_length and s.weight_versions]
-    return min(map(policy_version, held), default=None)
+    return oldest_version(s for member in members for s in leaves(member) if s.response_length)
 
 
 def with_ids(group: Sequence[Member]) -> MemberGroup:

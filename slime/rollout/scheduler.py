@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Protocol
 
 from slime.errors import DataError
@@ -138,7 +138,14 @@ class Scheduler:
         self._cuts: set[asyncio.Task[None]] = set()
         self._between: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._held = False
         self._durations: deque[float] = deque(maxlen=OBSERVED)
+        self._log.write(
+            "scheduler",
+            policy=type(policy).__name__,
+            settings=asdict(policy) if is_dataclass(policy) else {},
+            limits=asdict(limits),
+        )
 
     async def __aenter__(self) -> Scheduler:
         return self
@@ -189,14 +196,18 @@ class Scheduler:
     async def before_update(self) -> None:
         """Bring what is in flight to where the policy wants it while the weights change."""
         leftover = self._policy.at_update(self._view())
-        if leftover is not Leftover.KEEP:
-            await self._stop_between()
-        await self._leave(leftover)
+        if leftover is Leftover.WAIT:
+            self._held = True
+            while self._running:
+                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                self._take_up_done(list(self._running))
+        else:
+            await self._leave(leftover)
 
     def weights_changed(self, version: int) -> None:
         """The engine samples by these weights from now on."""
         self._log.write("weights", version=version)
-        self.version = version
+        self.version, self._held = version, False
         self._changed.set()
 
     def _collector(self, step: int) -> Collector:
@@ -269,7 +280,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         count = self._policy.admit(self._view())
-        if count <= 0:
+        if count <= 0 or self._held:
             return
         if self._batch is not None:
             self._batch.check_judged()
@@ -291,13 +302,20 @@ class Scheduler:
             started=self._inflight.clock(),
         )
         rollouts = [leaves(member)[0].rollout_id for member in members]
-        self._log.write("start", group=run.key[0], rollouts=rollouts, version=version, step=self._step)
+        self._log.write(
+            "start",
+            group=run.key[0],
+            rollouts=rollouts,
+            version=version,
+            step=self._step,
+            begun=begun is not None,
+        )
         task = asyncio.create_task(self._run_group(members, self._step, run.stop))
         self._running[task] = run
 
     async def _wait_for_groups(self, batch: Collector) -> None:
         """Wait until a group finishes. Each rollout has its deadlines, so this wait has one too."""
-        if not self._running and self._view().room > 0:
+        if not self._running and self._view().room > 0 and not self._held:
             raise DataError(
                 f"the data source has no more prompts: {batch.standing()}", place=f"rollout step {batch.step}"
             )
@@ -314,7 +332,10 @@ class Scheduler:
         finally:
             changed.cancel()
         self._changed.clear()
-        for task in [task for task in waited if task.done()]:
+        self._take_up_done(waited)
+
+    def _take_up_done(self, tasks: Iterable[asyncio.Task[list[Rollout]]]) -> None:
+        for task in [task for task in tasks if task in self._running and task.done()]:
             self._take_up(self._running[task], task.result())
             del self._running[task]
 
@@ -331,9 +352,6 @@ class Scheduler:
             late = is_late(now - run.started, self._durations, self._limits.late_percentile)
             if late and run.due < first and run.stop.reason is None:
                 self._log.write("cut", group=run.key[0], seconds=now - run.started)
-                logger.warning(
-                    "group %d is cut after %.1f s: it holds up a batch", run.key[0], now - run.started
-                )
                 cut = asyncio.create_task(run.stop.stop(Stop.CUT, STOP_SECONDS))
                 self._cuts.add(cut)
                 cut.add_done_callback(self._cuts.discard)

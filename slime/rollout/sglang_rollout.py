@@ -160,7 +160,7 @@ async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOut
     return output_of(batch, state)
 
 
-def limits_of(args: Any, max_staleness: int | None = None) -> Limits:
+def limits_of(args: Any, max_staleness: int | None = None, late_percentile: float = 1.0) -> Limits:
     """The limits that `args` sets; without the engine's version no age is known, so none is bounded."""
     given = getattr(args, "max_staleness", None)
     return Limits(
@@ -168,7 +168,7 @@ def limits_of(args: Any, max_staleness: int | None = None) -> Limits:
         group_size=int(getattr(args, "n_samples_per_prompt", None) or 1),
         max_failed_ratio=float(getattr(args, "max_failed_rollout_ratio", 0.5)),
         max_staleness=max_staleness if given is None or SESSION.version is None else int(given),
-        late_percentile=float(getattr(args, "late_percentile", None) or 1.0),
+        late_percentile=float(getattr(args, "late_percentile", None) or late_percentile),
     )
 
 

@@ -61,10 +61,10 @@ def replay(events: Iterable[dict[str, Any]]) -> list[Closed]:
 
 @dataclass(slots=True)
 class _Submission:
-    """One start of a group, and what came of it; `seconds` is None where it did not finish."""
+    """One start of a group, and what came of it; `ended` is None where it did not finish."""
 
     started: dict[str, Any]
-    seconds: float | None = None
+    ended: float | None = None
     rollouts: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -85,7 +85,7 @@ class _Part:
                 self._submissions.append(open_by_group[event["group"]])
             elif event["event"] == "finish":
                 submission = open_by_group[event["group"]]
-                submission.seconds = event["t"] - submission.started["t"]
+                submission.ended = event["t"]
                 submission.rollouts = event["rollouts"]
             elif event["event"] == "judge":
                 self._verdicts[event["group"]].append(event["reason"])
@@ -109,7 +109,7 @@ class _Part:
         collecting: asyncio.Task[Any] | None = None
         async with scheduler:
             for event in self._outside:
-                await asyncio.sleep(max(event["t"] - self._origin - loop.time(), 0.0))
+                await self._until(event["t"])
                 if event["event"] == "weights":
                     scheduler.weights_changed(event["version"])
                     continue
@@ -120,6 +120,10 @@ class _Part:
             if collecting is not None:
                 await asyncio.wait({collecting})
         return [Closed(step, groups, replayed.get(step, [])) for step, groups in recorded.items()]
+
+    async def _until(self, recorded: float) -> None:
+        """Wait for a moment of the recorded run; starting took time there, and takes none here."""
+        await asyncio.sleep(max(recorded - self._origin - asyncio.get_running_loop().time(), 0.0))
 
     async def _collect(self, scheduler: Scheduler, step: int, replayed: dict[int, list[int]]) -> None:
         batch = await scheduler.collect(step)
@@ -147,9 +151,10 @@ class _Part:
         assert isinstance(first, Sample) and first.group_index is not None
         submission = self._by_group[first.group_index][self._starts[first.group_index]]
         self._starts[first.group_index] += 1
-        if submission.seconds is None:
+        if submission.ended is None:
             await asyncio.Event().wait()
-        await asyncio.sleep(submission.seconds or 0.0)
+        else:
+            await self._until(submission.ended)
         return [_rollout(first.group_index, told) for told in submission.rollouts]
 
 

@@ -1,13 +1,13 @@
-"""`slime check --arithmetic`: whether a configuration and its hooks obey law 3, before it costs a run.
+"""`slime check my.module:generate`: whether hooks keep their contracts; `slime check --arithmetic`: whether a
+configuration and its hooks obey law 3. Both before it costs a run.
 
-The rollouts are synthetic and the model is tiny and random; estimator, loss, corrections and hooks are the
-user's. Owns: the choice of what is checked, the words, and the exit status. The check itself is
-backends/torch/conformance.py.
+Contracts are slime/contracts. For the arithmetic the rollouts are synthetic and the model is tiny and random;
+estimator, loss, corrections and hooks are the user's. Owns: the choice of what is checked, the words, and the
+exit status. The check of the arithmetic itself is backends/torch/conformance.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from slime.config import Config, load_config
 from slime.config.sections import CriticConfig, TrainConfig
 from slime.config.validate import CHECKS_OF_FLAGS
-from slime.errors import ConfigError
+from slime.contracts import check
 from slime.rollout.hooks import check_hooks, load_hook
 from slime.rollout.reward_shaping import shaped_rewards
 from slime.train.rewards import total_reward
@@ -53,17 +53,13 @@ _RANDOM = "the same rows gave two results: take the randomness, or what is kept 
 
 def main(argv: list[str]) -> int:
     """Entry of the verb; returns 1 where a check failed."""
-    parser = argparse.ArgumentParser(
-        prog="slime check",
-        description=__doc__,
-        epilog="All other flags are those of `slime train`, --config FILE.yaml included.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--arithmetic", action="store_true", help="check that the arithmetic obeys law 3")
-    options, rest = parser.parse_known_args(argv)
-    if not options.arithmetic:
-        raise ConfigError("says nothing to check", place="slime check", remedy="give --arithmetic")
+    if "--arithmetic" in argv:
+        return check_arithmetic([word for word in argv if word != "--arithmetic"])
+    return check(argv)
+
+
+def check_arithmetic(rest: list[str]) -> int:
+    """Check the arithmetic of these flags; returns 1 where it depends on how rollouts are cut."""
     config = load_config(rest, prog="slime check", checks=CHECKS_OF_FLAGS)
     check_hooks(config.args())
     failed = False

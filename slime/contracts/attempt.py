@@ -16,7 +16,7 @@ from slime.contracts.stage import Stage
 from slime.contracts.trace import Served
 from slime.rollout.hooks import Hook, call_generate
 from slime.rollout.tasks import GRACE_SECONDS, bounded
-from slime.utils.types import Sample
+from slime.utils.types import Sample, SampleStatus
 
 SETTLE_SECONDS = 2.0
 """How long requests and tasks may take to be gone after the hook has ended."""
@@ -59,7 +59,7 @@ class Attempt:
         return [item for item in result if isinstance(item, Sample)]
 
     @property
-    def statuses(self) -> set[Sample.Status]:
+    def statuses(self) -> set[SampleStatus]:
         """Of all samples."""
         return {sample.status for sample in self.samples}
 
@@ -88,7 +88,9 @@ def attempt(
     Raises:
         ContractError: the hook blocks the event loop.
     """
-    return attempts(stage, hook, [sample], params=params, evaluation=evaluation, seconds=seconds, disturb=disturb)[0]
+    return attempts(
+        stage, hook, [sample], params=params, evaluation=evaluation, seconds=seconds, disturb=disturb
+    )[0]
 
 
 def attempts(

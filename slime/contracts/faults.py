@@ -27,8 +27,8 @@ _RAISE = "let the error pass, or set sample.status = Sample.Status.ABORTED (FAIL
 
 
 def ends_when_the_engine_aborts(case: GenerateCase) -> str:
-    """When the engine aborts its requests (a step is full, weights change), it returns ABORTED or raises; what
-    was sampled until then stays consistent."""
+    """When the engine aborts its requests (a step is full, weights change), it returns ABORTED or raises;
+    what was sampled until then stays consistent."""
     _ = case.rollout
     stage = case.stage
     with stage.playing(lambda call: ScriptedAnswer(text=_LONG, token_latency=0.02)):
@@ -38,13 +38,15 @@ def ends_when_the_engine_aborts(case: GenerateCase) -> str:
         check_trainable(sample, case.path, vocab_size=len(stage.tokenizer))
     foreign = [o for row in origins(one.samples, one.served) for o in row if o.kind != "sampled"]
     if foreign:
-        raise broken("sampled tokens only", f"{len(foreign)} trained tokens that the engine did not send", _RAISE)
+        raise broken(
+            "sampled tokens only", f"{len(foreign)} trained tokens that the engine did not send", _RAISE
+        )
     return _how(one)
 
 
 def ends_when_it_is_cancelled(case: GenerateCase) -> None:
-    """A cancellation passes through it: it ends within the grace, by CancelledError, and leaves neither a task
-    nor a request at the engine."""
+    """A cancellation passes through it: it ends within the grace, by CancelledError, and leaves neither a
+    task nor a request at the engine."""
     _ = case.rollout
     stage = case.stage
     with stage.playing(_silent):
@@ -55,7 +57,8 @@ def ends_when_it_is_cancelled(case: GenerateCase) -> None:
 
 
 def ends_before_a_silent_engine(case: GenerateCase) -> str:
-    """When the engine never answers, it is over at the deadline (args.rollout_timeout), and not as a success."""
+    """When the engine never answers, it is over at the deadline (args.rollout_timeout), and not as a
+    success."""
     _ = case.rollout
     with case.stage.playing(_silent):
         one = attempt(case.stage, case.hook, case.stage.samples(1)[0], seconds=SILENCE_SECONDS)
@@ -193,4 +196,6 @@ def _check_left(stage: Stage, one: Attempt) -> None:
             "let slime's engine client ask, or abort the request by its rid (/abort_request) in `finally`",
         )
     if one.leaked:
-        raise broken("no task left", ", ".join(one.leaked), "cancel and await in `finally` the tasks it starts")
+        raise broken(
+            "no task left", ", ".join(one.leaked), "cancel and await in `finally` the tasks it starts"
+        )

@@ -1,8 +1,8 @@
 """What comes of a contract: a `Finding`; and how a contract says that it is broken or has nothing to look at.
 
 A contract is a function of one subject (a hook and what to call it with) whose docstring states the law. It
-returns a note or nothing when the law holds, raises `ContractError` when it does not, and `NotApplicableError`
-when there is nothing that could show it.
+returns a note or nothing when the law holds, raises `ContractError` when it does not, and
+`NotApplicableError` when there is nothing that could show it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Finding:
         hook: flag and path, e.g. ``--custom-rm-path my.module.reward``.
         contract: its name in words.
         law: what it demands.
-        message: a note where it passed, what was expected and found where it failed, else why it is not judged.
-        remedy: how to mend it.
+        message: a note where it passed, what was expected and found where it failed, else why it is not
+        judged. remedy: how to mend it.
         seconds: how long it took.
     """
 

@@ -14,7 +14,7 @@ from slime.contracts.attempt import Attempt, attempt, attempts
 from slime.contracts.finding import NotApplicableError, broken
 from slime.contracts.stage import WORDS, Stage
 from slime.contracts.trace import Kind, Origin, origins
-from slime.errors import CheckpointError, HookError
+from slime.errors import CheckpointError, HookError, SlimeError
 from slime.rollout.boundary import check_trainable, checked_siblings
 from slime.rollout.hooks import Hook, load_hook, names_argument
 from slime.rollout.rm_hub.validity import checked_reward
@@ -26,7 +26,7 @@ DEST = "custom_generate_function_path"
 TOLERANCE = 1e-4
 _TAKE_IDS = (
     "take ids and log-probs from the engine's answer (output_ids, meta_info.output_token_logprobs), e.g. by "
-    "sample.append_response_tokens, and never encode text again; tokens of tools and prompts get trainable=False"
+    "sample.append_response_tokens, never by encoding text; tokens of tools and prompts get trainable=False"
 )
 
 
@@ -73,6 +73,14 @@ class GenerateCase:
             raise NotApplicableError("the hook gave no rollout on a good engine")
         return first
 
+    @property
+    def rollout_samples(self) -> list[Sample] | None:
+        """Finished samples for a reward to judge; None if the hook gives none."""
+        try:
+            return self.rollout.samples
+        except SlimeError:
+            return None
+
     @functools.cached_property
     def origins(self) -> list[list[Origin]]:
         """Of the trained tokens of each sample of the rollout."""
@@ -96,7 +104,8 @@ def takes_the_call(case: GenerateCase) -> None:
 
 
 def gives_a_rollout(case: GenerateCase) -> str:
-    """It is async, and on an engine that works it returns in time with a rollout: no exception, no give-up."""
+    """It is async, and on an engine that works it returns in time with a rollout: no exception, no
+    give-up."""
     _needs_hook(case)
     first = case.first
     if first.error is not None:
@@ -171,11 +180,13 @@ def lengths_agree(case: GenerateCase) -> None:
 
 
 def trains_only_sampled_tokens(case: GenerateCase) -> str:
-    """Tokens with mask 1 are ids that the engine sent (law 1): no prompt, template or tool token, no text that
-    was encoded again."""
+    """Tokens with mask 1 are ids that the engine sent (law 1): no prompt, template or tool token, no text
+    that was encoded again."""
     for sample, origin in case.trained("prompt", "foreign"):
         where = "read in a prompt" if origin.kind == "prompt" else "never sent"
-        raise broken("sampled tokens only under mask 1", f"{_named(case, sample, origin)}, {where}", _TAKE_IDS)
+        raise broken(
+            "sampled tokens only under mask 1", f"{_named(case, sample, origin)}, {where}", _TAKE_IDS
+        )
     trained = sum(map(len, case.origins))
     return f"{trained} of {sum(len(call.token_ids) for call in case.rollout.served)} sampled tokens train"
 
@@ -209,9 +220,7 @@ def keeps_the_engines_log_probs(case: GenerateCase) -> None:
         found = None if values is None or origin.position >= len(values) else values[origin.position]
         wanted = origin.served.logprobs[origin.place]
         if found is None or not abs(found - wanted) <= TOLERANCE:
-            raise broken(
-                f"log-prob {wanted:g} for {_named(case, sample, origin)}", f"{found}", _TAKE_IDS
-            )
+            raise broken(f"log-prob {wanted:g} for {_named(case, sample, origin)}", f"{found}", _TAKE_IDS)
 
 
 def keeps_sampling_params(case: GenerateCase) -> None:
@@ -224,7 +233,9 @@ def keeps_sampling_params(case: GenerateCase) -> None:
             for key in {*attempt.params, *attempt.params_before}
             if attempt.params.get(key) != attempt.params_before.get(key)
         )
-        raise broken("sampling_params unchanged", f"changes of {changed}", "work on a copy: dict(sampling_params)")
+        raise broken(
+            "sampling_params unchanged", f"changes of {changed}", "work on a copy: dict(sampling_params)"
+        )
     calls = {id(o.served): o.served for _, o in case.trained("sampled", "twice") if o.served is not None}
     for call in calls.values():
         for name, used in call.params.items():
@@ -274,18 +285,20 @@ def leaves_nothing_running(case: GenerateCase) -> None:
     """When it has returned, no task and no engine request of it goes on (law 6)."""
     second = case.second
     if second.leaked:
-        raise broken("no task left", f"{', '.join(second.leaked)}", "await or cancel the tasks that it starts")
+        raise broken(
+            "no task left", f"{', '.join(second.leaked)}", "await or cancel the tasks that it starts"
+        )
     if second.still_running:
         raise broken("an idle engine", f"{second.still_running} request(s)", "await or abort its requests")
 
 
 def leaves_the_event_loop_free(case: GenerateCase) -> str:
     """While the engine works, other rollouts go on: it awaits its answers."""
-    _ = case.rollout
-    if case.stage.held_up:
+    held_up = {call.number for call in case.rollout.served} & set(case.stage.held_up)
+    if held_up:
         raise broken(
             "an event loop that moves while the engine works",
-            f"that it stood still in {len(case.stage.held_up)} request(s)",
+            f"that it stood still in {len(held_up)} request(s)",
             "use an async client, or asyncio.to_thread",
         )
     return "probed at every request"

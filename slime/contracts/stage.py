@@ -27,6 +27,7 @@ from slime.contracts.tokenizer import write_byte_tokenizer
 from slime.contracts.trace import Served
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.loop import background_loop
+from slime.rollout.session import SESSION
 from slime.rollout.sglang_rollout import GenerateState
 from slime.rollout.state import base_sampling_params
 from slime.rollout.tasks import GRACE_SECONDS
@@ -78,6 +79,7 @@ class Stage:
         self.is_blocked = ""
         self._policy = self.answers
         self._probing = False
+        self._version = SESSION.version
         self._argv = argv
 
     def __enter__(self) -> Stage:
@@ -91,6 +93,8 @@ class Stage:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.end_rollouts()
+        SESSION.version = self._version
         self.server.stop()
         self._folder.cleanup()
         GenerateState.clear_instance()
@@ -158,6 +162,11 @@ class Stage:
         )
         self.is_blocked = error.message
         raise error
+
+    def end_rollouts(self) -> None:
+        """End what a rollout function keeps in flight over steps; its groups go back to their source."""
+        if not self.is_blocked:
+            self.run(SESSION.close(), 2 * GRACE_SECONDS)
 
     @property
     def busy(self) -> int:

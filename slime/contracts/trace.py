@@ -1,4 +1,5 @@
-"""Where the trained tokens of a row come from: which engine answer gave each, and whether the context is its own.
+"""Where the trained tokens of a row come from: which engine answer gave each, and whether the context is its
+own.
 
 Invariant: a token of an answer explains one trained token at most (law 1: each sampled token trains once).
 Pure: rows and answers in, one `Origin` a trained token out.

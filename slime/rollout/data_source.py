@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slime.errors import CheckpointError, ConfigError, DataError, HookError
+from slime.errors import CheckpointError, ConfigError, DataError
 from slime.rollout.base_types import Group
+from slime.rollout.buffer_filter import DEST, take_from_buffer
 from slime.rollout.groups import rollouts_of
-from slime.rollout.hooks import flag_name, hook_name, load_hook
+from slime.rollout.hooks import hook_name, load_hook
 from slime.rollout.prompt_stream import Prompt
 from slime.rollout.prompts import AFRESH, Prompts, load_prompts, other_data
 from slime.rollout.sample_json import group_from_json, group_to_json
@@ -195,21 +196,15 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         super().__init__(args)
         self.buffer: Buffer = []
         path = getattr(args, "buffer_filter_path", None)
-        self._filter: Callable[..., Any] = load_hook(path, "buffer_filter_path") if path else pop_first
+        self._filter: Callable[..., Any] = load_hook(path, DEST) if path else pop_first
 
     def get_samples(self, num_samples: int) -> list[Group]:
         """Groups that the buffer filter takes out of the buffer, then new ones.
 
         Raises:
-            HookError: the buffer filter gave something else than at most `num_samples` groups.
+            HookError: as `take_from_buffer`.
         """
-        taken = self._filter(self.args, None, self.buffer, num_samples) if self.buffer else []
-        if not isinstance(taken, list) or len(taken) > num_samples:
-            found = f"{len(taken)} groups" if isinstance(taken, list) else type(taken).__name__
-            raise HookError(
-                f"{hook_name(self._filter)} returned {found}, expected a list of up to {num_samples} groups",
-                place=flag_name("buffer_filter_path"),
-            )
+        taken = take_from_buffer(self._filter, self.args, self.buffer, num_samples) if self.buffer else []
         return [*taken, *super().get_samples(num_samples - len(taken))]
 
     def add_samples(self, samples: list[Group]) -> None:

@@ -172,7 +172,7 @@ def test_buffer_filter_chooses_and_is_checked(folder):
     assert [group[0].index for group in data.get_samples(1)] == [2]
     data = source(folder, buffer_filter_path=HERE + "take_too_many")
     data.add_samples(data.get_samples(1))
-    with pytest.raises(HookError, match=r"--buffer-filter-path: .* returned 2 groups"):
+    with pytest.raises(HookError, match=r"--buffer-filter-path .*: returned 2 groups"):
         data.get_samples(1)
 
 

@@ -1,0 +1,25 @@
+"""A generate hook of two turns with a tool between them, and one that fans out."""
+
+import copy
+
+from slime.rollout.sglang_rollout import GenerateState, generate
+from slime.utils.types import Sample
+
+
+async def two_turns(args, sample, sampling_params, evaluation=False):
+    """Asks, shows what a tool said, asks again; the budget is each turn's."""
+    await generate(args, sample, sampling_params)
+    if sample.status in (Sample.Status.ABORTED, Sample.Status.TRUNCATED):
+        return [sample]
+    tool = GenerateState(args).tokenizer.encode("\nThe tool says 42.\n", add_special_tokens=False)
+    sample.append_response_tokens(args, tokens=tool, log_probs=None, trainable=False, text="...")
+    await generate(args, sample, sampling_params)
+    sample.metadata["turns"] = 2
+    return [sample]
+
+
+async def fans_out(args, sample, sampling_params):
+    """The answer, and a summary that is a row of its own."""
+    summary = copy.deepcopy(sample)
+    summary.prompt = f"Sum up: {sample.prompt}"
+    return [await generate(args, sample, sampling_params), await generate(args, summary, sampling_params)]

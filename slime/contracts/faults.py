@@ -14,7 +14,6 @@ from slime.contracts.attempt import Attempt, attempt
 from slime.contracts.finding import NotApplicableError, broken
 from slime.contracts.generate import GenerateCase
 from slime.contracts.stage import Stage
-from slime.contracts.trace import origins
 from slime.errors import DeadlineError
 from slime.rollout.boundary import check_trainable
 from slime.serving.scripted import Policy, ScriptedAnswer, ScriptedCall
@@ -36,7 +35,7 @@ def ends_when_the_engine_aborts(case: GenerateCase) -> str:
     _ends(one, "an abort of the engine")
     for sample in one.samples:
         check_trainable(sample, case.path, vocab_size=len(stage.tokenizer))
-    foreign = [o for row in origins(one.samples, one.served) for o in row if o.kind != "sampled"]
+    foreign = case.strangers([one])
     if foreign:
         raise broken(
             "sampled tokens only", f"{len(foreign)} trained tokens that the engine did not send", _RAISE
@@ -99,7 +98,7 @@ def outlives_an_overload(case: GenerateCase) -> str:
     if one.gave_up:
         _ends(one, "status 429")
         return _how(one)
-    bad = [o for row in origins(one.samples, one.served) for o in row if o.kind != "sampled"]
+    bad = case.strangers([one])
     if bad or not any(call.token_ids for call in one.served):
         raise broken("a rollout of sampled tokens, or none", f"{len(bad)} others that train", _RAISE)
     return "went on"

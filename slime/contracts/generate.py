@@ -7,7 +7,7 @@ take as long as a few rollouts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from slime.contracts.attempt import Attempt, attempt, attempts
@@ -85,6 +85,18 @@ class GenerateCase:
     def origins(self) -> list[list[Origin]]:
         """Of the trained tokens of each sample of the rollout."""
         return origins(self.rollout.samples, self.rollout.served)
+
+    def strangers(self, attempts: Sequence[Attempt]) -> list[tuple[Sample, Origin]]:
+        """Trained tokens of other calls of the hook, at once, that the engine did not send for their row.
+
+        Raises:
+            NotApplicableError: the first rollout has such tokens already.
+        """
+        if any(origin.kind != "sampled" for row in self.origins for origin in row):
+            raise NotApplicableError("the tokens of a single rollout are not the engine's already")
+        rows = [sample for one in attempts for sample in one.samples]
+        found = zip(rows, origins(rows, attempts[0].served), strict=True)
+        return [(sample, origin) for sample, row in found for origin in row if origin.kind != "sampled"]
 
     def trained(self, *kinds: Kind) -> list[tuple[Sample, Origin]]:
         """Trained tokens of these kinds, with their samples.
@@ -315,12 +327,9 @@ def keeps_rollouts_apart(case: GenerateCase) -> str:
         if one.gave_up:
             found = one.error or f"status {_names(one.statuses)} of sample {one.given.index}"
             raise broken("eight rollouts", f"{found}", "keep no state of a rollout outside of it")
-    rows = [sample for one in tries for sample in one.samples]
-    for sample, row in zip(rows, origins(rows, tries[0].served), strict=True):
-        for origin in row:
-            if origin.kind != "sampled":
-                found = f"{_named(case, sample, origin)} of another rollout or none"
-                raise broken("its own tokens in each", found, "keep no state of a rollout outside of it")
+    for sample, origin in case.strangers(tries):
+        found = f"{_named(case, sample, origin)} of another rollout or none"
+        raise broken("its own tokens in each", found, "keep no state of a rollout outside of it")
     _check_words(case, tries)
     return f"{len(tries)} at once"
 

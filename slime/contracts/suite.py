@@ -36,7 +36,8 @@ CONTRACTS: dict[str, tuple[Contract, ...]] = {
     rollout_function.EVAL_DEST: rollout_function.EVAL_CONTRACTS,
 }
 CONTRACTS |= {dest: (group_hooks.takes_the_call,) for dest in hooks.CONTRACTS if dest not in CONTRACTS}
-"""Name on `args` of a hook -> its contracts. Of hooks of the trainer only the call; `--arithmetic` tries them."""
+"""Name on `args` of a hook -> its contracts. Of hooks of the trainer only the call; `--arithmetic` tries
+them."""
 
 
 def named_hooks(stage: Stage, dests: Sequence[str] = tuple(CONTRACTS)) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ VERBS = {
     "convert": "turn a GGUF file into a Hugging Face folder",
     "simulate": "choose how rollouts and training overlap, in virtual time",
     "replay": "decide the batches of a run again from its event log",
+    "doctor": "what every process of a run is doing, and since when",
     "view": "look at a run: its metrics and its rollouts",
 }
 

@@ -5,6 +5,7 @@ Knows the order of things before and after the loop; the loop itself is ray/driv
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +19,13 @@ from slime.config.plan import Plan, evaluation_steps, old_log_probs
 from slime.config.problem import listed
 from slime.errors import ConfigError, ModelError
 from slime.observability.console import LiveConsole, PlainConsole, RunConsole, is_terminal
+from slime.observability.doctor import FOLDER, Patient, answering_signal
 from slime.observability.report import report_lines
 from slime.observability.trackers import JsonLines, TensorBoard, Tracker, Trackers, drop_rows
 from slime.ray.checkpoints import Checkpoint, Found, find, refuse_later_steps
 from slime.rollout.eval import check_eval_hooks
 from slime.rollout.hooks import check_hooks
+from slime.rollout.inflight import IN_FLIGHT
 from slime.train.memory import estimate_memory
 from slime.utils.data import count_rows
 from slime.utils.eval_config import build_eval_dataset_configs
@@ -78,7 +81,8 @@ def _run(
     from slime.ray.lineage import Trained
     from slime.ray.supervision import StopFlag, StopRequested
 
-    with ray_session(), StopFlag().installed() as stop:
+    with ray_session(), StopFlag().installed() as stop, answering_signal(run_dir):
+        patient = Patient(run_dir / FOLDER, "driver", IN_FLIGHT.describe)
         actors = Actors(config, run_dir, stop)
         try:
             console.phase("starting engine and trainer")
@@ -91,6 +95,8 @@ def _run(
             return True, {}
         finally:
             actors.close()
+            patient.close()
+            shutil.rmtree(run_dir / FOLDER)
     dump = config.run.save_debug_rollout_data
     places = {
         "checkpoint": result.checkpoint,

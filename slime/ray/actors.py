@@ -16,6 +16,7 @@ from slime.config import Config
 from slime.config.plan import Plan
 from slime.errors import DeadlineError
 from slime.observability.console import RunConsole
+from slime.observability.doctor import environment_of
 from slime.ray.batch import RolloutBatch
 from slime.ray.checkpoints import TRAINER, Checkpoint
 from slime.ray.environment import actor_options
@@ -104,7 +105,11 @@ class Actors:
         import ray
 
         cls = load_function(path)
-        options = actor_options(threads, repeatable=self._config.train.deterministic_mode)
+        options = actor_options(
+            threads,
+            repeatable=self._config.train.deterministic_mode,
+            variables=environment_of(self._run_dir, name),
+        )
         actor = ray.remote(cls).options(**options).remote(*arguments)
         self._supervisor.watch(name, actor.watch.remote())
         return actor

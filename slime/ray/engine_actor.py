@@ -7,13 +7,16 @@ overlap, the engine has a copy of the weights; else it computes with the trainer
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 from slime.config import Config
 from slime.errors import ConfigError
+from slime.observability.doctor import patient_of_environment
 from slime.rollout.loop import run_blocking
 from slime.serving.embedded.process import EngineProcess
 from slime.utils.engine_client import EngineClient
@@ -29,6 +32,7 @@ class EngineActor:
         self._config = config
         self._log_file = Path(log_file)
         self._ready = threading.Event()
+        self._patient = patient_of_environment(self.describe)
 
     def start(self) -> str:
         """Start the engine; returns its base URL.
@@ -51,6 +55,20 @@ class EngineActor:
         """Lasts as long as the engine; returns how it ended."""
         self._ready.wait()
         return self._process.wait_for_exit()
+
+    def describe(self) -> str:
+        """What the engine has in flight, as it says itself."""
+        if not self._ready.is_set():
+            return "the engine is starting"
+        if not self._process.is_alive:
+            return f"the engine process {self._process.pid} is gone"
+        try:
+            with urllib.request.urlopen(self._process.url + "/server_info", timeout=5.0) as answer:
+                info = json.load(answer)
+        except (OSError, ValueError) as error:
+            return f"the engine process {self._process.pid} does not answer: {error}"
+        state = "paused" if info.get("is_paused") else "running"
+        return f"the engine process {self._process.pid} is {state}: {json.dumps(info)[:1000]}"
 
     def hold(self) -> None:
         """Stop generating and give up key-value memory: the trainer is about to change the weights."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,17 @@ _REPEATABLE = {
 """What makes sets of text, MKL and cuBLAS repeat themselves from process to process."""
 
 
-def actor_options(threads: int = 1, *, repeatable: bool = False) -> dict[str, Any]:
+def actor_options(
+    threads: int = 1, *, repeatable: bool = False, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Options of an actor that takes turns with the others on the same cores.
 
     Args:
         threads: calls that run at the same time.
+        variables: of its environment, besides.
         repeatable: the same arithmetic in every process (``--deterministic-mode``).
     """
-    extra = _REPEATABLE if repeatable else {}
+    extra = (_REPEATABLE if repeatable else {}) | dict(variables or {})
     return {
         "num_cpus": 0,
         "max_concurrency": threads,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.config import Config
+from slime.observability.doctor import patient_of_environment
 from slime.ray.batch import RolloutBatch
 from slime.rollout import dump, events, unfinished
 from slime.rollout.base_types import RolloutFnTrainOutput, call_rollout_fn
@@ -46,6 +47,7 @@ class RolloutManager:
         self._overlaps = config.overlaps
         self._run_dir = Path(run_dir) if run_dir else None
         self._stopped = threading.Event()
+        self._patient = patient_of_environment(self.describe)
 
     def start(self) -> None:
         """Load the data and the functions.
@@ -121,7 +123,9 @@ class RolloutManager:
 
     def describe(self) -> str:
         """A table of everything in flight: rollout id, phase, how long."""
-        return IN_FLIGHT.describe()
+        version = "not known" if SESSION.version is None else SESSION.version
+        accepted, wanted = IN_FLIGHT.progress
+        return f"policy version {version}, {accepted} of {wanted} groups\n{IN_FLIGHT.describe()}"
 
     def save(self, rollout_id: int) -> list[Part]:
         """Write the data source's state after a step, and declare what it wrote below ``--save``.

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from slime.errors import ActorDiedError, DeadlineError, RankLostError, SlimeError
+from slime.rollout.inflight import IN_FLIGHT
 
 
 class StopRequested(Exception):  # noqa: N818 - a request, not an error
@@ -92,6 +93,17 @@ class Supervisor:
             DeadlineError: not done after `deadline` seconds.
             StopRequested: a stop was requested and `can_give_up`.
         """
+        with IN_FLIGHT.track(f"waiting for {name}", ", ".join(references) or "one process", deadline):
+            return self._wait_all(name, references, deadline, can_give_up, on_tick)
+
+    def _wait_all(
+        self,
+        name: str,
+        references: Mapping[str, Any],
+        deadline: float,
+        can_give_up: bool,
+        on_tick: Callable[[], None] | None,
+    ) -> list[Any]:
         import ray
 
         started = time.monotonic()

@@ -35,7 +35,9 @@ from slime.backends.update import RolloutUpdate, train_on_rollouts
 from slime.config import Config
 from slime.config.plan import Plan
 from slime.errors import CheckpointError
+from slime.observability.doctor import patient_of_environment
 from slime.rollout.hooks import load_hook
+from slime.rollout.inflight import IN_FLIGHT
 from slime.serving.weights.shared import SharedWeights
 from slime.train.batch import TrainSample
 from slime.train.carry import Carry, Waiting, from_json, to_json
@@ -60,7 +62,8 @@ def on_one_thread(method: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Result:
-        with naming_lost_ranks(self.ranks, method.__name__):
+        doing = IN_FLIGHT.track(f"trainer rank {self.ranks.rank}", method.__name__)
+        with doing, naming_lost_ranks(self.ranks, method.__name__):
             result: Result = self.compute.submit(method, self, *args, **kwargs).result()
         return result
 
@@ -80,6 +83,7 @@ class TrainActor:
         self._config = config
         self._plan = plan
         self._stopped = threading.Event()
+        self._patient = patient_of_environment(IN_FLIGHT.describe)
         self._weights: SharedWeights | None = None
         self._waiting: Sequence[Waiting] = ()
 

@@ -219,6 +219,12 @@ class EvalConfig:
     )
     eval_prompt_data: list[str] | None = flag(None, "pairs: name path name path ...", "strs")
     eval_config: str | None = flag(None, "YAML with eval.defaults and eval.datasets", "str")
+    eval_own_engine: bool = flag(
+        False,
+        "evaluate on a second engine, at the weights of the moment, while training goes on; it holds the "
+        "weights once more",
+        "switch",
+    )
     skip_eval_before_train: bool = flag(False, "no evaluation before the first step", "switch")
     eval_input_key: str | None = flag(None, "row key of the prompt", "str")
     eval_label_key: str | None = flag(None, "row key of the label", "str")

@@ -43,6 +43,8 @@ class Actors:
         self._engine: Any = None
         self._manager: Any = None
         self._trainer: Any = None
+        self._evaluation_engine: Any = None
+        self._evaluation_manager: Any = None
         self._weights_file = ""
 
     @property
@@ -81,8 +83,10 @@ class Actors:
         manager = self._manager.start.remote()
         if self.generates:
             log = str(self._run_dir / "logs" / "engine.log")
-            self._engine = self._actor("engine", "slime.ray.engine_actor.EngineActor", 2, config, log)
+            engine_path = "slime.ray.engine_actor.EngineActor"
+            self._engine = self._actor("engine", engine_path, 2, config, log, config.overlaps)
             engine = self._engine.start.remote()
+            self._launch_evaluation(engine_path, path)
         if self.trains:
             self._trainer = TrainGroup(config, plan, self._actor)
             weights = self._trainer.call("start", self._meeting(self._trainer))
@@ -92,6 +96,19 @@ class Actors:
             self._wait_at_start("connection to the engine", self._manager.connect.remote(url))
         if self._trainer is not None:
             self._weights_file = self._wait_at_start("start of the trainer", weights)
+
+    def _launch_evaluation(self, engine_path: str, manager_path: str) -> None:
+        """An engine and a manager that only evaluate, where they are wanted."""
+        config = self._config
+        if not (config.evaluation.eval_own_engine and self.trains):
+            return
+        log = str(self._run_dir / "logs" / "evaluation_engine.log")
+        self._evaluation_engine = self._actor("evaluation engine", engine_path, 2, config, log, True)
+        self._evaluation_manager = self._actor("evaluation manager", manager_path, 4, config)
+        loaded = self._evaluation_manager.start.remote()
+        url = self._wait_at_start("start of the evaluation engine", self._evaluation_engine.start.remote())
+        self._wait_at_start("start of the evaluation manager", loaded)
+        self._wait_at_start("its connection", self._evaluation_manager.connect.remote(url))
 
     def _meeting(self, group: TrainGroup) -> int | None:
         """The port where the ranks of the trainer meet; None for one."""
@@ -157,6 +174,29 @@ class Actors:
         metrics: dict[str, float] = self._wait(f"evaluation after step {step}", call, can_give_up=True)
         return metrics
 
+    @property
+    def evaluates_aside(self) -> bool:
+        """Whether evaluations have an engine of their own."""
+        return self._evaluation_engine is not None
+
+    def begin_evaluate(self, step: int) -> Any:
+        """Let an evaluation of the trainer's present weights begin on the engine of its own."""
+        call = self._evaluation_engine.update.remote(self._weights_file, step)
+        self._wait("weights of the evaluation engine", call)
+        return self._evaluation_manager.evaluate.remote(step)
+
+    def evaluated(self, step: int, call: Any) -> dict[str, float]:
+        """The metrics of an evaluation that has begun."""
+        metrics: dict[str, float] = self._wait(f"evaluation after step {step}", call, can_give_up=True)
+        return metrics
+
+    def is_done(self, call: Any) -> bool:
+        """Whether a call has ended."""
+        import ray
+
+        done, _ = ray.wait([call], timeout=0)
+        return bool(done)
+
     def train(self, step: int, samples: Sequence[TrainSample]) -> RolloutUpdate:
         """All optimizer steps of a rollout step; the engine holds still meanwhile, or has its own weights."""
         if self._engine is not None and not self._config.overlaps:
@@ -207,7 +247,8 @@ class Actors:
         import ray
 
         self._supervisor.unwatch_all()
-        actors = [actor for actor in (self._manager, self._engine) if actor is not None]
+        own = (self._manager, self._engine, self._evaluation_manager, self._evaluation_engine)
+        actors = [actor for actor in own if actor is not None]
         actors += self._trainer.actors if self._trainer is not None else []
         for actor in actors:
             ray.wait([actor.stop.remote()], timeout=STOP_SECONDS)

@@ -66,6 +66,7 @@ class Driver:
         model = config.model
         self._checkpoints = CheckpointWriter(Path(model.save), model.keep_checkpoints) if model.save else None
         self._calls: dict[int, Any] = {}
+        self._evaluations: dict[int, Any] = {}
         self._batches: dict[int, RolloutBatch] = {}
         self.result = RunResult(run_dir, steps_done=plan.first_rollout_step)
 
@@ -80,6 +81,7 @@ class Driver:
                 self._save(step, last=step + 1 == last)
                 self._actors.raise_if_stopped()
                 self._evaluate(step + 1)
+            self._tell_evaluations(wait=True)
         except StopRequested:
             self.result.stopped = True
             self._console.note("stopping: saving what is finished (Ctrl-C again to leave at once)")
@@ -89,6 +91,7 @@ class Driver:
 
     def _step(self, step: int) -> None:
         started = time.perf_counter()
+        self._tell_evaluations(wait=False)
         actors, plan = self._actors, self._plan
         self._console.phase(f"step {step}: rollout", plan.prompts_per_rollout_step)
         batch = self._batch_of(step)
@@ -135,8 +138,21 @@ class Driver:
     def _evaluate(self, done: int) -> None:
         if done not in self._evaluate_at or not self._actors.generates:
             return
+        if self._actors.evaluates_aside:
+            self._tell_evaluations(wait=True)
+            self._evaluations[done] = self._actors.begin_evaluate(done)
+            return
         self._console.phase(f"evaluation after {done} steps")
-        metrics = self._actors.evaluate(done)
+        self._tell_evaluation(done, self._actors.evaluate(done))
+
+    def _tell_evaluations(self, *, wait: bool) -> None:
+        """Log the evaluations on an engine of their own that have ended, or all."""
+        for done, call in list(self._evaluations.items()):
+            if wait or self._actors.is_done(call):
+                del self._evaluations[done]
+                self._tell_evaluation(done, self._actors.evaluated(done, call))
+
+    def _tell_evaluation(self, done: int, metrics: dict[str, float]) -> None:
         self._tracker.log(metrics, done)
         scores = evaluation_scores([{"step": done, **metrics}])
         shown = ", ".join(f"{name} {points[0][1]:.3f}" for name, points in scores.items())

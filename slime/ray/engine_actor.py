@@ -1,8 +1,8 @@
 """The engine as an actor: owns the child process of the embedded engine and its weights.
 
 Invariant: the version that the engine reports is the version of the weights that it computes with: weights
-change only between `pause` and `resume`, and every change sets a version. Where rollouts and training
-overlap, the engine has a copy of the weights; else it computes with the trainer's own.
+change only between `pause` and `resume`, and every change sets a version. An engine that works while the
+trainer does has a copy of the weights; else it computes with the trainer's own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class EngineActor:
     No method is a coroutine: Ray would then run all of them on one event loop, and `watch` would block it.
     """
 
-    def __init__(self, config: Config, log_file: str) -> None:
+    def __init__(self, config: Config, log_file: str, copies: bool) -> None:
+        """`copies`: compute with a copy of the weights instead of the trainer's own."""
         self._config = config
+        self._copies = copies
         self._log_file = Path(log_file)
         self._ready = threading.Event()
         self._patient = patient_of_environment(self.describe)
@@ -77,7 +79,7 @@ class EngineActor:
     def update(self, weights_file: str, version: int) -> dict[str, float]:
         """Take the weights in the shared file as `version`, and go on generating; returns metrics."""
         started = time.perf_counter()
-        update = _update_in_flight if self._config.overlaps else _update
+        update = _update_in_flight if self._copies else _update
         run_blocking(update(self._client, weights_file, version))
         return {"perf/update_weights_time": time.perf_counter() - started}
 

@@ -54,3 +54,15 @@ def test_a_run_that_is_stopped_gives_out_again_what_was_in_flight(world):
     assert groups <= set(started)
     trained = [group for event in events if event["event"] == "close" for group in event["groups"]]
     assert len(trained) == len(set(trained)) == 5 * 4
+
+
+def test_evaluations_have_an_engine_of_their_own_and_do_not_stop_training(world):
+    flags = POLICIES["fully"] | {"eval_own_engine": True, "eval_interval": 1}
+    text = world.train(
+        "aside", num_rollout=3, eval_prompt_data=["sums", world.data], n_samples_per_eval_prompt=2, **flags
+    )
+    rows = [row for row in world.metrics("aside") if "eval/sums" in row]
+    assert sorted(row["step"] for row in rows) == [0, 1, 2, 3], text
+    assert all(row["eval/sums/rollouts"] == 24 for row in rows)
+    assert len(steps_of(world, "aside")) == 3
+    assert (world.folder / "aside" / "logs" / "evaluation_engine.log").is_file()

@@ -26,6 +26,18 @@ async def good(args, sample, sampling_params):
     return write(sample)
 
 
+TRIES = []
+"""Response tokens that `works_the_third_time` was given, call by call."""
+
+
+async def works_the_third_time(args, sample, sampling_params):
+    TRIES.append(sample.response_length)
+    write(sample)
+    if len(TRIES) < 3:
+        raise ValueError("not yet")
+    return sample
+
+
 async def spoils_params(args, sample, sampling_params):
     sample.metadata["params"] = dict(sampling_params)
     sampling_params["max_new_tokens"] = 0

@@ -281,3 +281,12 @@ def test_what_waits_for_a_slot_gives_up_after_an_abort():
         return await one.run(sample(), call())
 
     assert isinstance(asyncio.run(main()).outcome, Aborted)
+
+
+@pytest.mark.parametrize(("retries", "outcome", "tries"), [(0, Failed, 1), (1, Failed, 2), (2, Completed, 3)])
+def test_a_failed_rollout_begins_again_from_its_prompt_as_often_as_it_may(retries, outcome, tries):
+    agent_hooks.TRIES.clear()
+    path = HOOKS + "works_the_third_time"
+    (rollout,) = run_group([sample()], custom_generate_function_path=path, rollout_retries=retries)
+    assert isinstance(rollout.outcome, outcome)
+    assert [0] * tries == agent_hooks.TRIES

@@ -23,6 +23,7 @@ VERBS = {
     "simulate": "choose how rollouts and training overlap, in virtual time",
     "replay": "decide the batches of a run again from its event log",
     "doctor": "what every process of a run is doing, and since when",
+    "rescore": "score stored rollouts again, with another reward or the same",
     "view": "look at a run: its metrics and its rollouts",
 }
 

@@ -7,6 +7,7 @@ is complete or not there. Names files and lines in its errors.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,18 @@ def load_groups(template: str, rollout_id: int | str) -> list[MemberGroup]:
         DataError: as `load_file`, or there is no sample.
     """
     path = dump_path(template, rollout_id)
-    groups: dict[tuple[str, int], list[Sample]] = {}
-    for position, sample in enumerate(load_file(path)):
-        key = ("line", position) if sample.group_index is None else ("id", sample.group_index)
-        groups.setdefault(key, []).append(sample)
+    groups = grouped(load_file(path))
     if not groups:
         raise DataError("holds no samples", place=str(path))
+    return groups
+
+
+def grouped(samples: Iterable[Sample]) -> list[MemberGroup]:
+    """The groups of these samples, by their ids: flat, or nested where a rollout has siblings."""
+    groups: dict[tuple[str, int], list[Sample]] = {}
+    for position, sample in enumerate(samples):
+        key = ("line", position) if sample.group_index is None else ("id", sample.group_index)
+        groups.setdefault(key, []).append(sample)
     return [_members(group) for group in groups.values()]
 
 

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 from slime.train.rewards import read_reward, total_reward
 from slime.utils.types import Sample
 
+BEFORE_FAILURE = "before_failure"
+"""Key of `Sample.metadata` for what a failure wrote over, so that another check can undo it."""
 Member: TypeAlias = Sample | list[Sample]
 """One rollout as hooks see it inside a group: a sample, or the siblings of a fan-out."""
 MemberGroup: TypeAlias = list[Member]
@@ -103,6 +105,8 @@ class Rollout:
             return
         for sample in self.samples:
             if isinstance(self.outcome, Failed):
+                before = {"status": sample.status.value, "remove_sample": sample.remove_sample}
+                sample.metadata.setdefault(BEFORE_FAILURE, before)
                 sample.status = Sample.Status.FAILED
                 sample.metadata["failure"] = (
                     f"{self.outcome.reason} in {self.outcome.place}: {self.outcome.detail}"

@@ -27,7 +27,7 @@ def test_an_error_of_ours_ends_with_its_message_and_no_traceback(capsys):
     assert "ConfigError: --lr: expects a number, got 'fast'" in text and "Traceback" not in text
 
 
-@pytest.mark.parametrize("verb", ["train", "check", "eval", "rollout", "serve", "convert", "view"])
+@pytest.mark.parametrize("verb", ["train", "check", "eval", "rollout", "serve", "convert", "rescore", "view"])
 def test_every_verb_has_help(verb):
     command = [sys.executable, "-m", "slime.cli", verb, "--help"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("usage")

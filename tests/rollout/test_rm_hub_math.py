@@ -1,3 +1,4 @@
+import re
 import threading
 from unittest import mock
 
@@ -75,6 +76,8 @@ def test_check_needs_no_signals_and_so_runs_in_any_thread():
         (r"\boxed{1} \boxed{2", r"\boxed{1}"),
         (r"\boxed {1}", r"\boxed {1}"),
         (r"\boxed{\{1\}}", r"\boxed{\{1\}}"),
+        (r"\\boxed{1}", r"\boxed{1}"),
+        (r"\\\boxed{1}", r"\boxed{1}"),
         (r"\boxed{a \fbox{b}}", r"\fbox{b}"),
         ("none", None),
     ],
@@ -195,3 +198,30 @@ def test_an_expression_equals_itself_rewritten_and_not_itself_plus_one(a, b, c):
     label = f"{c}x^2+{a}x+{b}"
     assert grade_answer(f"{b}+{a}x+{c}x^2", label)
     assert not grade_answer(f"{b + 1}+{a}x+{c}x^2", label)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r"\boxed{" * 100_000, r"\boxed{1" * 50_000 + "}" * 50_000, r"\boxed" + " " * 300_000, "}{" * 200_000],
+)
+def test_a_box_is_looked_for_in_linear_time(text):
+    assert boxed_answer(text) in (None, "1")
+
+
+@given(st.lists(st.sampled_from([r"\boxed{", r"\fbox {", "{", "}", r"\{", r"\}", "a", "\\"]), max_size=14))
+def test_the_last_box_is_the_one_that_counting_braces_from_each_opener_finds(parts):
+    text = "".join(parts)
+    openers = re.finditer(r"\\(?:boxed|fbox)\s*\{", text)
+    closed = [text[m.start() : end] for m in openers if (end := end_of_box(text, m.end()))]
+    assert last_boxed_only_string(text) == (closed[-1] if closed else None)
+
+
+def end_of_box(text, start):
+    depth, position = 1, start
+    while position < len(text) and depth:
+        if text[position] == "\\":
+            position += 1
+        else:
+            depth += {"{": 1, "}": -1}.get(text[position], 0)
+        position += 1
+    return position if not depth else None

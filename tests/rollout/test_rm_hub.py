@@ -75,7 +75,7 @@ def test_missing_label_is_an_error_and_not_zero(label):
 
 def test_hung_check_is_an_error_with_sample_and_reason_while_others_go_on():
     samples = [Sample(index=n, response=r"\boxed{4}", label="4") for n in range(4)]
-    samples[1].response = r"\boxed{\sum_{k=1}^{10^8} \frac{1}{k}}"
+    samples[1].response = r"\boxed{\int_0^1 \frac{\sin(x^2)}{1+e^x+\ln(x+1)} dx}"
     samples[1].label = "1/2"
 
     async def main():
@@ -215,6 +215,98 @@ def test_remote_null_is_no_reward():
 
     with pytest.raises(RewardError, match="returned None"):
         remote(null, Sample(index=1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "message"),
+    [
+        (web.json_response("good"), "no_number", "returned 'good'"),
+        (web.json_response({"reward": 1.0}), "no_key", "--reward-key"),
+        (web.Response(text="<html>", content_type="text/html"), "http", "not JSON: '<html>'"),
+        (web.Response(status=404, text="no such route"), "http", "status 404: no such route"),
+    ],
+)
+def test_remote_answer_that_is_no_reward_is_a_failure_with_its_reason(answer, reason, message):
+    async def odd(request, count):
+        assert count == 1
+        return answer
+
+    with pytest.raises(RewardError, match=message) as caught:
+        remote(odd, Sample(index=1))
+    assert caught.value.reason == reason
+
+
+def test_remote_dict_is_a_reward_under_its_key():
+    async def scored(request, count):
+        return web.json_response({"reward": 1, "why": "so"})
+
+    assert remote(scored, Sample(), reward_key="reward") == {"reward": 1.0, "why": "so"}
+
+
+def test_remote_reward_that_nobody_serves_names_the_url(monkeypatch):
+    monkeypatch.setattr(reward_http, "backoff_seconds", lambda attempt: 0.001)
+    with pytest.raises(RewardError, match=r"POST http://127\.0\.0\.1:9/x: Client\w+: .*10 tries"):
+        reward(Sample(index=1), rm_type="remote_rm", rm_url="http://127.0.0.1:9/x")
+
+
+def test_remote_rewards_share_64_connections():
+    most = now = 0
+
+    async def slow(request, count):
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.02)
+        now -= 1
+        return web.json_response(1.0)
+
+    async def client(url, seen):
+        args = types.SimpleNamespace(rm_type="remote_rm", rm_url=url)
+        return await asyncio.gather(*(async_rm(args, Sample(index=n)) for n in range(150)))
+
+    assert with_server(slow, client) == [1.0] * 150
+    assert most == reward_http.CONNECTIONS == 64
+
+
+def test_waiting_between_tries_doubles_up_to_half_a_minute():
+    waits = [reward_http.backoff_seconds(attempt) for attempt in range(9)]
+    floors = [1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert all(floor <= wait < floor + 1 for floor, wait in zip(floors, waits, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rm_type", "response", "label", "metadata", "expected"),
+    [
+        ("deepscaler", r"<think></think> \boxed{4}", "4", {}, 1.0),
+        ("boxed_deepscaler", r"<think></think> \boxed{4}", "4", {}, 1.0),
+        ("gpqa", "The answer is B", "B", {}, 1.0),
+        ("gpqa", "The answer is B", None, {"correct_letter": "B", "unread": object()}, 1.0),
+        ("boxed_gpqa", r"A or \boxed{B}", "B", {}, 1.0),
+        ("boxed_gpqa", "The answer is B", "B", {}, 0.0),
+        ("ifbench", "no", None, {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, 1.0),
+        ("boxed_ifbench", r"a, \boxed{b}", {"instruction_id_list": ["punctuation:no_comma"]}, {}, 1.0),
+        ("boxed_random", "x", None, {}, 0.0),
+    ],
+)
+def test_built_in_types_in_the_pool(rm_type, response, label, metadata, expected):
+    sample = Sample(index=0, response=response, label=label, metadata=metadata)
+    assert reward(sample, rm_type=rm_type) in ((0.0, 1.0) if rm_type == "boxed_random" else (expected,))
+
+
+@pytest.mark.parametrize(
+    ("rm_type", "response", "right"),
+    [("dapo", "Answer: 4", True), ("boxed_dapo", r"so \boxed{4}", True), ("boxed_dapo", "Answer: 4", False)],
+)
+def test_dapo_is_a_dict_under_its_key(rm_type, response, right):
+    found = reward(Sample(response=response, label="4"), rm_type=rm_type, reward_key="score")
+    assert (found["score"], found["acc"]) == (1.0 if right else -1.0, right)
+
+
+def test_an_instruction_without_a_checker_is_a_failure_that_names_it():
+    sample = Sample(index=2, response="x", metadata={"instruction_id_list": ["words:start_verb"]})
+    with pytest.raises(RewardError, match="'words:start_verb'") as caught:
+        reward(sample, rm_type="ifbench")
+    assert (caught.value.reason, caught.value.place) == ("unknown_instruction", "sample 2 (rollout None)")
 
 
 def test_remote_reward_without_address_names_the_flag():

@@ -154,6 +154,20 @@ def test_an_integer_takes_an_integer_and_the_rest_is_algebra(answer, label, equa
 
 
 @pytest.mark.parametrize(
+    ("answer", "label", "equal"),
+    [
+        (r"\sum_{k=1}^{3} k x", "6x", True),
+        (r"\sum_{k=1}^{\infty} \frac{1}{2^k}", r"\frac{2}{2}", False),
+        ("x" + " " * 100_000 + "y", "xy", True),
+        ("x +" + " " * 100_000 + "y", "y+x", True),
+        (r"\frac{1}{1+\frac{1}{1+x}}", r"\frac{x+1}{x+2}", True),
+    ],
+)
+def test_what_is_only_a_little_odd_is_judged(answer, label, equal):
+    assert grade_answer(answer, label) is equal
+
+
+@pytest.mark.parametrize(
     ("response", "reason"),
     [
         ("so 5", "no_box"),
@@ -174,6 +188,8 @@ def test_a_response_without_an_answer_is_wrong_and_says_why(response, reason):
         "2^{10^{10}}",
         "(10^{100})^{10^{9}}",
         "10^{8}!",
+        r"\sum_{k=1}^{10^{8}} \frac{1}{k}",
+        r"\prod_{k=1}^{10^{8}} k",
         "{" * 60 + "x" + "}" * 60,
         "+".join(["x"] * 2000),
         "(" * 5000,

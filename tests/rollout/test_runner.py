@@ -248,6 +248,16 @@ def test_group_rm_rewards_all_valid_samples_in_one_call():
     assert isinstance(failed.outcome, Failed)
 
 
+def test_group_rm_rewards_the_siblings_of_a_fan_out_in_the_same_call():
+    settings = {
+        "group_rm": True,
+        "custom_rm_path": HOOKS + "reward_group",
+        "custom_generate_function_path": HOOKS + "fans_out",
+    }
+    rollouts = run_group([sample(index=0), sample(index=1)], **settings)
+    assert [[sibling.reward for sibling in rollout.member] for rollout in rollouts] == [[4.0, 4.0]] * 2
+
+
 def test_law_4_a_broken_group_reward_fails_the_whole_group():
     settings = {"group_rm": True, "custom_rm_path": HOOKS + "reward_group_raises"}
     rollouts = run_group([sample(index=0), sample(index=1)], **settings)

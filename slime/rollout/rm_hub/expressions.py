@@ -18,6 +18,7 @@ MAX_CHARACTERS = 2000
 MAX_DEPTH = 40
 MAX_DIGITS = 5000.0
 MAX_FACTORIAL = 2000
+MAX_TERMS = 2000
 _SAMPLE_POINTS = ((3, 7), (11, 5))
 _GAP = 1e-4
 
@@ -113,14 +114,22 @@ def _elementary(expression: Any) -> bool:
 
 
 def _check_magnitude(expression: Any) -> None:
-    """Refuse powers and factorials whose digits would fill the memory."""
-    from sympy import Pow, factorial, preorder_traversal
+    """Refuse powers and factorials whose digits would fill the memory, and sums that take for ever."""
+    from sympy import Pow, Product, Sum, factorial, preorder_traversal
 
     for node in preorder_traversal(expression):
         if isinstance(node, Pow) and _digits(node) > MAX_DIGITS:
             raise too_complex(f"it holds a power of more than {MAX_DIGITS:g} digits")
         if isinstance(node, factorial) and _size(node.args[0]) > MAX_FACTORIAL:
             raise too_complex(f"it holds a factorial of more than {MAX_FACTORIAL}")
+        if isinstance(node, Sum | Product) and any(_terms(limit) > MAX_TERMS for limit in node.limits):
+            raise too_complex(f"it holds a sum or product of more than {MAX_TERMS} terms")
+
+
+def _terms(limit: Any) -> float:
+    """Terms that an index runs over; 0 where its bounds are no plain numbers, or there is no end."""
+    low, high = (_size(bound) for bound in limit[1:3]) if len(limit) == 3 else (0.0, 0.0)
+    return abs(high - low) if math.isfinite(high - low) else 0.0
 
 
 def _digits(power: Any) -> float:

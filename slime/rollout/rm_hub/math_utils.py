@@ -78,7 +78,7 @@ def _equal(answer: str, label: str) -> bool | None:
     if decided is not None:
         return decided
     expressions.check_size(short)
-    text, gold_text = expressions.normalised(answer), expressions.normalised(label)
+    text, gold_text = (expressions.normalised(" ".join(side.split())) for side in (answer, label))
     if plain(text) == plain(gold_text) != "":
         return True
     number, gold_number = number or _bare_number(text), gold_number or _bare_number(gold_text)

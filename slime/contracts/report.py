@@ -27,12 +27,19 @@ from slime.rollout.hooks import flag_name
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 
-def check(argv: Sequence[str], *, dests: Sequence[str] = tuple(CONTRACTS), prog: str = "slime check") -> int:
+def check(
+    argv: Sequence[str],
+    *,
+    dests: Sequence[str] = tuple(CONTRACTS),
+    prog: str = "slime check",
+    otherwise: Sequence[tuple[str, str]] = (),
+) -> int:
     """Check the hooks that a command line names, print what comes of it, and return the exit code.
 
     Args:
         argv: a generate hook (``my.module:generate``), flags of this check, and flags of training.
         dests: hooks that are looked at.
+        otherwise: (dest, path) of the hooks to check where the command line names none.
 
     Raises:
         ConfigError: no hook is named, or a flag is not known.
@@ -43,7 +50,7 @@ def check(argv: Sequence[str], *, dests: Sequence[str] = tuple(CONTRACTS), prog:
     flags += [word for path in generate for word in ("--custom-generate-function-path", path)]
     flags += [] if options.reward is None else ["--custom-rm-path", options.reward]
     with Stage(flags, script=options.script, seconds=options.seconds) as stage:
-        hooks = named_hooks(stage, dests)
+        hooks = named_hooks(stage, dests) or list(otherwise)
         if not hooks:
             names = ", ".join(map(flag_name, dests))
             raise ConfigError("says nothing to check", place=prog, remedy=f"name a hook: {names}")
@@ -60,12 +67,12 @@ def check(argv: Sequence[str], *, dests: Sequence[str] = tuple(CONTRACTS), prog:
     return code
 
 
-def script(argv: Sequence[str], dests: Sequence[str], prog: str) -> int:
+def script(argv: Sequence[str], dests: Sequence[str], prog: str, otherwise: Sequence[tuple[str, str]]) -> int:
     """`check` for a script of its own: hooks are found from where the user stands."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return check(argv, dests=dests, prog=prog)
+        return check(argv, dests=dests, prog=prog, otherwise=otherwise)
     except ConfigError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2

@@ -27,6 +27,7 @@ from slime.rollout.filter_hub import (
 )
 from slime.rollout.groups import flatten
 from slime.rollout.hooks import Hook, load_hook
+from slime.rollout.log_hooks import has_logged
 from slime.rollout.reward_shaping import shaped_rewards
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.tasks import bounded, in_thread
@@ -211,8 +212,8 @@ def logs_rollouts(case: HookCase) -> str:
     for form in FORMS:
         made = [*flatten(groups(form, 2, case.key)), failed(2, 90)]
         with _unchanged([made], "the samples as they were"):
-            answer = case.call(case.callable_hook, 0, case.stage.args, made, {"rollout/x": 1.0}, 1.5)
-        answers.add(_bool(answer))
+            values = (0, case.stage.args, made, {"rollout/x": 1.0}, 1.5)
+            answers.add(_logs(case, *values))
     return f"gives {' and '.join(map(str, answers))}"
 
 
@@ -222,7 +223,7 @@ def logs_evaluations(case: HookCase) -> str:
     for form in FORMS:
         samples = list(flatten(groups(form, 2)))
         data = {"held_out": {"rewards": [1.0, 0.0], "truncated": [False, True], "samples": samples}}
-        answers.add(_bool(case.call(case.callable_hook, 0, case.stage.args, data, {"eval/x": 1.0})))
+        answers.add(_logs(case, 0, case.stage.args, data, {"eval/x": 1.0}))
     return f"gives {' and '.join(map(str, answers))}"
 
 
@@ -287,7 +288,8 @@ def _verdict(case: HookCase, hook: Hook, made: Any) -> DynamicFilterOutput:
     return output
 
 
-def _bool(answer: Any) -> bool:
-    if not isinstance(answer, bool):
-        raise broken("True or False", f"{answer!r:.40}", "return True if it has logged all, else False")
-    return answer
+def _logs(case: HookCase, *values: Any) -> bool:
+    _ = case.callable_hook
+    args = case.stage.args.with_values(**{case.dest: case.path})
+    logged: bool = case.call(has_logged, args, case.dest, *values)
+    return logged

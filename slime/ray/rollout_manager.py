@@ -21,6 +21,7 @@ from slime.rollout.convert import flatten, to_train_samples
 from slime.rollout.curriculum import CurriculumDataSource
 from slime.rollout.events import EventLog
 from slime.rollout.inflight import IN_FLIGHT
+from slime.rollout.log_hooks import EVALUATIONS, ROLLOUTS, has_logged
 from slime.rollout.loop import background_loop, run_blocking
 from slime.rollout.metrics import rollout_metrics
 from slime.rollout.probe import probe_samples
@@ -100,8 +101,7 @@ class RolloutManager:
         seed_process(self._args.rollout_seed, rollout_id)
         output = call_rollout_fn(self._evaluate, self._args, rollout_id, self._source, evaluation=True)
         extra = dict(output.metrics or {})
-        hook = self._args.custom_eval_rollout_log_function_path
-        if hook and load_function(hook)(rollout_id, self._args, output.data, extra):
+        if has_logged(self._args, EVALUATIONS, rollout_id, self._args, output.data, extra):
             return {}
         return eval_metrics(self._args, output.data) | extra
 
@@ -166,8 +166,7 @@ class RolloutManager:
         extra = extra | VERDICTS.take()
         if isinstance(self._source, CurriculumDataSource):
             extra |= self._source.metrics()
-        hook = self._args.custom_rollout_log_function_path
-        if hook and load_function(hook)(rollout_id, self._args, samples, extra, seconds):
+        if has_logged(self._args, ROLLOUTS, rollout_id, self._args, samples, extra, seconds):
             return {name: value for name, value in extra.items() if name.startswith("rollout/accounting/")}
         return extra | rollout_metrics(self._args, samples, seconds)
 

@@ -147,8 +147,8 @@ def shapes_nan(args, samples):
     return [1.0] * len(samples), [float("nan")] * len(samples)
 
 
-def log_none(rollout_id, args, samples, extra_metrics, seconds):
-    return None
+async def log_later(rollout_id, args, samples, extra_metrics, seconds):
+    return True
 
 
 def log_every_reward(rollout_id, args, samples, extra_metrics, seconds):

@@ -135,9 +135,6 @@ def _ends(one: Attempt, what: str) -> None:
         reward = f" and reward {rewards[0]}" if rewards else ""
         status = ", ".join(sorted(status.name for status in one.statuses))
         raise broken(f"an exception, ABORTED or FAILED after {what}", f"status {status}{reward}", _RAISE)
-    rewarded = [sample for sample in one.samples if sample.reward is not None]
-    if rewarded:
-        raise broken(f"no reward after {what}", f"reward {rewarded[0].reward}", "set no reward on a failure")
 
 
 def _how(one: Attempt) -> str:

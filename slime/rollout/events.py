@@ -1,16 +1,18 @@
 """The event log of a run: one JSON line for every decision of the scheduler and every step of a rollout.
 
 Invariant: a line is whole or absent; lines stand in the order of the events; nothing is ever rewritten. What
-is logged is enough to run the scheduler's decisions again (replay.py). Where a line cannot be written, its
-rollout fails with the path of the log: there is no log with a hole.
+is logged is enough to run the scheduler's decisions again (replay.py). Where a line cannot be written the log
+ends, and `check` ends the step with its path: there is no log with a hole, and what is in flight is not lost.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -35,32 +37,39 @@ class EventLog:
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._path = path
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
+        self._failure: OSError | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
+            _drop_torn_line(path)
             self.write("log", version=VERSION, wall=time.time())
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one event.
-
-        Raises:
-            DataError: the file cannot be written.
-        """
+        """Append one event; where that fails, the log ends here and `check` tells."""
         if self._file is None:
             return
         line = {"t": round(self._clock(), 6), "event": event, **values}
+        rest = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
         try:
-            self._file.write(
-                orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
-            )
-            self._file.flush()
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
+            self._failure = error
+            self.close()
+
+    def check(self) -> None:
+        """Raise what kept an event from being written.
+
+        Raises:
+            DataError: with the path of the log.
+        """
+        if self._failure is not None:
             raise DataError(
-                f"the event log cannot be written: {error.strerror}",
+                f"the event log cannot be written: {self._failure.strerror}",
                 place=str(self._path),
                 remedy="free some space",
-            ) from error
+            ) from self._failure
 
     def call(self, sample: Sample, call: Call) -> None:
         """An engine call of a rollout that ended."""
@@ -102,6 +111,14 @@ class EventLog:
 
 
 NO_LOG = EventLog()
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Take the last line away where its newline is missing: the process that wrote it died."""
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

@@ -242,6 +242,7 @@ class Scheduler:
     async def _fill(self, batch: Collector) -> None:
         self._inflight.progress = (0, batch.wanted)
         while not self._policy.is_full(self._view()):
+            self._log.check()
             run = self._takeable()
             if run is None:
                 self._admit()
@@ -284,8 +285,14 @@ class Scheduler:
             return
         if self._batch is not None:
             self._batch.check_judged()
-        for members in [with_ids(group) for group in self._source.get_samples(count)]:
-            self._start(members)
+        groups = deque(self._source.get_samples(count))
+        try:
+            while groups:
+                self._start(with_ids(groups[0]))
+                groups.popleft()
+        except BaseException as error:
+            self._give_back(map(list, groups), error)
+            raise
 
     def _start(self, members: MemberGroup) -> None:
         begun = begun_version(members)
@@ -429,15 +436,25 @@ class Scheduler:
         self._finished.append(run)
 
     def _give_back(self, groups: Iterable[MemberGroup], cause: BaseException | None) -> None:
-        """Return groups to the source. Where an error ends the step, a refusal does not hide it."""
+        """Return groups to the source, each by itself. A refusal is told by group; where an error ends the
+        step already, it does not hide that."""
+        refusals = [refusal for group in groups if (refusal := self._refusal(group)) is not None]
+        if not refusals:
+            return
+        if cause is None:
+            raise refusals[0]
+        cause.add_note(f"the groups in flight could not go back to the data source: {refusals[0]}")
+
+    def _refusal(self, group: MemberGroup) -> Exception | None:
+        """What the source raises when it should take this group, named in the log."""
         try:
-            for group in groups:
-                self._source.add_samples([group])
-        except Exception as refusal:
-            if cause is None:
-                raise
-            cause.add_note(f"the groups in flight could not go back to the data source: {refusal}")
-            logger.warning("groups in flight could not go back to the data source: %s", refusal)
+            self._source.add_samples([group])
+        except Exception as refusal:  # noqa: BLE001 - raised by the caller, when the others have gone back
+            ids = [leaves(member)[0].rollout_id for member in group]
+            number = leaves(group[0])[0].group_index
+            logger.error("group %s, rollouts %s, cannot go back to the data source: %s", number, ids, refusal)
+            return refusal
+        return None
 
     def _closed(self, batch: Collector) -> Batch:
         for run in batch.accepted:

@@ -19,6 +19,8 @@ from slime.utils.types import Sample
 
 FIRST_FILLED_ID = 1 << 40
 """Ids for samples whose data source sets none; far from the counters of those that do."""
+_OF_TOKENS = ("weight_version_spans", "start_rollout_id")
+"""Metadata that goes with the tokens of a rollout."""
 _group_ids = itertools.count(FIRST_FILLED_ID)
 _sample_ids = itertools.count(FIRST_FILLED_ID)
 
@@ -143,7 +145,7 @@ def began_again(member: Member) -> Member:
         multimodal_inputs=first.multimodal_inputs,
         apply_chat_template_kwargs=first.apply_chat_template_kwargs,
         label=first.label,
-        metadata={k: v for k, v in first.metadata.items() if k != "weight_version_spans"},
+        metadata={k: v for k, v in first.metadata.items() if k not in _OF_TOKENS},
         generate_function_path=first.generate_function_path,
         custom_rm_path=first.custom_rm_path,
     )

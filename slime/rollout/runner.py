@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_GENERATE = "slime.rollout.sglang_rollout.generate"
 Generate = Callable[[Any, Sample, dict[str, Any]], Awaitable[Sample]]
 _DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+_PAST_DEADLINE = ("timeout", "DeadlineError", "TimeoutError")
+"""Kinds of failure that are told at once: other failures are told by kind, when their group is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,7 @@ class RolloutRunner:
             except ConfigError:
                 raise
             except Exception as error:  # noqa: BLE001 - boundary: a rollout task
+                _tell_past_deadline(name, error)
                 return run.failed(error)
         return run.finished()
 
@@ -167,7 +170,7 @@ class RolloutRunner:
                 return
             run.take_up(self._masks_kept)
             await self._run_generate(run)
-        run.cut_short()
+        run.note_stop()
         paths = getattr(self._args, "rollout_sample_hook_path", None)
         if paths:
             run.enter("sample hooks", paths if isinstance(paths, str) else ", ".join(paths), self._timeout)
@@ -213,6 +216,7 @@ class RolloutRunner:
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - boundary: the reward of a group of rollouts
+            _tell_past_deadline(group, error)
             failed = _failure("reward", self._rewarder.place(samples), error)
             return [rollout.as_failed(failed, error) if rollout.valid else rollout for rollout in rollouts]
         return rollouts
@@ -255,17 +259,18 @@ class _Run:
         """Begin, or go on from the tokens of an earlier step."""
         base = self.base
         base.status = Sample.Status.PENDING
-        if base.response_length:
-            base.metadata.setdefault("start_rollout_id", self.call.step)
         if base.response_length and masks_kept:
             base.loss_mask = [0] * base.response_length
 
-    def cut_short(self) -> None:
-        """Let what was cut count as truncated, as far as it has tokens to train."""
-        if self._stop.reason is not Stop.CUT:
-            return
+    def note_stop(self) -> None:
+        """Let what was cut count as truncated, as far as it has tokens to train; note where began what will
+        be continued."""
         for sample in self.samples:
-            if sample.status is Sample.Status.ABORTED and sample.effective_response_length:
+            if sample.status is not Sample.Status.ABORTED or not sample.response_length:
+                continue
+            if self._stop.reason is Stop.CONTINUE:
+                sample.metadata.setdefault("start_rollout_id", self.call.step)
+            elif self._stop.reason is Stop.CUT and sample.effective_response_length:
                 sample.status = Sample.Status.TRUNCATED
                 sample.metadata["cut"] = "held up a batch"
 
@@ -310,3 +315,9 @@ class _Run:
 def _failure(phase: str, place: str, error: Exception) -> Failed:
     """Reason by phase and kind of error: few values, to count by. The hub wraps what hooks raise."""
     return Failed(f"{phase}: {failure_kind(error)}", place, str(error))
+
+
+def _tell_past_deadline(name: str, error: Exception) -> None:
+    """Law 6: what passed its deadline is reported now, however long its group still runs."""
+    if failure_kind(error) in _PAST_DEADLINE:
+        logger.warning("%s is past its deadline: %s", name, error)

@@ -29,15 +29,18 @@ class ServerHandle:
         url: ``http://127.0.0.1:<port>``.
     """
 
-    def __init__(self, engine: EngineCore, config: EngineConfig, *, health_timeout: float = 20.0) -> None:
-        """Start the engine, and its server on a free port of the loopback interface.
+    def __init__(
+        self, engine: EngineCore, config: EngineConfig, *, health_timeout: float = 20.0, port: int = 0
+    ) -> None:
+        """Start the engine, and its server on the loopback interface.
 
         Args:
+            port: 0 takes a free one.
             health_timeout: seconds that `/health_generate` waits for its token.
         """
         self._engine = engine
         self._server = EngineServer(engine, config, health_timeout=health_timeout)
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._killed = False
         self._is_ending = False

@@ -354,10 +354,10 @@ class ScriptedServer(ServerHandle):
         engine: for its `calls` and `events`.
     """
 
-    def __init__(self, engine: ScriptedEngine) -> None:
+    def __init__(self, engine: ScriptedEngine, port: int = 0) -> None:
         self.engine = engine
         engine.on_death = self.kill
-        super().__init__(engine, engine.config)
+        super().__init__(engine, engine.config, port=port)
 
 
 def start_scripted_server(
@@ -368,13 +368,15 @@ def start_scripted_server(
     config: EngineConfig | None = None,
     context_length: int = 32768,
     takes_images: bool = False,
+    port: int = 0,
 ) -> ScriptedServer:
-    """Serve a scripted engine on a free port of the loopback interface, on threads of this process.
+    """Serve a scripted engine on the loopback interface, on threads of this process.
 
     Args:
         policy: called on the engine's thread, one call at a time.
         tokenizer: a Hugging Face tokenizer.
         takes_images: requests may hold images; they are told to the policy, and stand for no tokens.
+        port: 0 takes a free one; that of a dead engine puts another into its place.
 
     Returns:
         A handle, also a context manager: `url`, `engine`, `stop()`, `kill()`.
@@ -387,7 +389,7 @@ def start_scripted_server(
         context_length=context_length,
         takes_images=takes_images,
     )
-    return ScriptedServer(engine)
+    return ScriptedServer(engine, port)
 
 
 def _settle(future: concurrent.futures.Future[Result], task: Callable[[], Result]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import sys
 import threading
+import time
 
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.sglang_rollout import generate, generate_and_rm
@@ -81,6 +82,17 @@ async def hangs(args, sample, sampling_params):
     await asyncio.sleep(3600)
 
 
+BLOCKED = []
+
+
+async def blocks_once(args, sample, sampling_params):
+    """Holds the event loop for five seconds, in the first rollout that gets here."""
+    if not BLOCKED:
+        BLOCKED.append(sample.rollout_id)
+        time.sleep(5)
+    return write(sample)
+
+
 async def swallows_cancellation(args, sample, sampling_params):
     """Goes on for about a second after every cancellation."""
     for _ in range(20):
@@ -119,6 +131,12 @@ async def fans_out(args, sample, sampling_params):
 
 async def fans_out_copies(args, sample, sampling_params):
     return [write(copy.deepcopy(sample)) for _ in range(3)]
+
+
+async def asks_then_fans_out(args, sample, sampling_params):
+    """The default generation, as two siblings."""
+    sample = await generate(args, sample, sampling_params)
+    return [sample, copy.deepcopy(sample)]
 
 
 async def two_ids(args, sample, sampling_params):

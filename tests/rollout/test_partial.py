@@ -167,6 +167,6 @@ def test_a_finished_surplus_group_is_not_generated_again(policy):
         run.check_books()
         asked = [call.rid.split("-")[0] for call in server.engine.calls]
         back = len(run.source.returned)
-    assert len(asked) == len(set(asked)) + run.ledger.total.reasons(Fate.REQUEUED).get("begins again", 0)
+    assert len(asked) - len(set(asked)) <= run.ledger.total.reasons(Fate.REQUEUED).get("begins again", 0)
     assert len(run.trained()) == 8
     assert back <= 1

@@ -32,6 +32,9 @@ class EventLog:
     Args:
         path: the file; made with its folder, and appended to where it exists.
         clock: seconds, whose differences the log keeps.
+
+    Raises:
+        DataError: the file cannot be written.
     """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,6 +47,7 @@ class EventLog:
             self._file = path.open("ab", buffering=0)
             _drop_torn_line(path)
             self.write("log", version=VERSION, wall=time.time())
+            self.check()
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event; where that fails, the log ends here and `check` tells."""

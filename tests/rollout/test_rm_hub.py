@@ -347,6 +347,12 @@ def test_a_run_that_can_get_a_reward_may_start(samples, args):
             {},
             "metadata.rm_type of --prompt-data: unknown .*'mth'.* 'math'",
         ),
+        ([Sample()], {"rm_type": "boxed_judge", "judge_model": "m"}, "--judge-url"),
+        (
+            [Sample()],
+            {"rm_type": "judge", "judge_url": "u", "judge_model": "m", "judge_api_key_env": "UNSET_KEY"},
+            "UNSET_KEY",
+        ),
         ([Sample()], {}, "no reward is configured, and no row"),
         (None, {"data_source_path": SOURCES + "RolloutDataSourceWithBuffer"}, "no reward is configured"),
         (

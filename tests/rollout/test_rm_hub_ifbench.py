@@ -11,6 +11,7 @@ from slime.rollout.rm_hub.ifbench import (
     compute_ifbench_reward,
     constraints,
     follows,
+    formats,
     ifbench_check,
     ifeval,
     loose_variants,
@@ -159,7 +160,7 @@ def test_each_instruction_is_told_from_its_breach(instruction, kwargs, good, bad
 def test_every_checker_has_a_case_and_all_of_ifeval_is_there():
     assert set(CHECKERS) == {case[0] for case in CASES}
     assert len(ifeval.CHECKERS) == 25
-    assert not set(ifeval.CHECKERS) & set(constraints.CHECKERS)
+    assert len(CHECKERS) == len(ifeval.CHECKERS) + len(constraints.CHECKERS) + len(formats.CHECKERS)
 
 
 def test_all_instructions_must_be_followed():

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -239,9 +240,14 @@ def _tokenizer(model: str) -> Any:
     return load_tokenizer(model)
 
 
+_loading = threading.Lock()
+"""Many samples ask at once; one of them loads."""
+
+
 def _rendered(model: str, message: str) -> list[int]:
     """Ids of a conversation that asks for this one answer."""
-    tokenizer = _tokenizer(model)
+    with _loading:
+        tokenizer = _tokenizer(model)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
     )

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from slime.errors import ConfigError
-from slime.rollout.rm_hub.builtin import check_rm_type
+from slime.rollout.rm_hub.builtin import BOXED, check_rm_type
+from slime.rollout.rm_hub.judge import judge_settings
 from slime.utils.types import Sample
 
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
@@ -30,13 +31,16 @@ def check_reward_source(args: Any, samples: Iterable[Sample] | None) -> None:
         samples: the data set, or None where there is none.
 
     Raises:
-        ConfigError: a reward type does not exist (names the nearest), or no reward is configured.
+        ConfigError: a reward type does not exist (names the nearest), a judge lacks a setting, or no reward is
+            configured.
     """
     if getattr(args, "custom_rm_path", None) or _is_set(args, "rollout_function_path", DEFAULT_ROLLOUT):
         return
     rm_type = getattr(args, "rm_type", None)
     if rm_type:
         check_rm_type(rm_type, "--rm-type")
+        if rm_type.removeprefix(BOXED) == "judge":
+            judge_settings(args)
         return
     if _user_code(args, samples):
         return

@@ -14,11 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.errors import RewardError
-from slime.rollout.rm_hub.ifbench import constraints, ifeval
+from slime.rollout.rm_hub.ifbench import constraints, formats, ifeval
 from slime.rollout.rm_hub.verdict import Invalid
 
 METADATA_KEYS = ("instruction_id_list", "kwargs", "ifbench_mode")
-CHECKERS: dict[str, ifeval.Checker] = {**ifeval.CHECKERS, **constraints.CHECKERS}
+CHECKERS: dict[str, ifeval.Checker] = {
+    **ifeval.CHECKERS,
+    **constraints.CHECKERS,
+    **formats.CHECKERS,
+}
 """Instruction id -> ``(response, **kwargs) -> followed``."""
 
 

@@ -31,8 +31,8 @@ def check_reward_source(args: Any, samples: Iterable[Sample] | None) -> None:
         samples: the data set, or None where there is none.
 
     Raises:
-        ConfigError: a reward type does not exist (names the nearest), a judge lacks a setting, or no reward is
-            configured.
+        ConfigError: a reward type does not exist (names the nearest), a judge lacks a setting, or there is no
+            reward.
     """
     if getattr(args, "custom_rm_path", None) or _is_set(args, "rollout_function_path", DEFAULT_ROLLOUT):
         return

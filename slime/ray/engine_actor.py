@@ -65,12 +65,12 @@ class EngineActor:
         if not self._process.is_alive:
             return f"the engine process {self._process.pid} is gone"
         try:
-            with urllib.request.urlopen(self._process.url + "/server_info", timeout=5.0) as answer:
-                info = json.load(answer)
+            with urllib.request.urlopen(self._process.url + "/v1/loads", timeout=5.0) as answer:
+                load = json.load(answer)["loads"][0]
         except (OSError, ValueError) as error:
             return f"the engine process {self._process.pid} does not answer: {error}"
-        state = "paused" if info.get("is_paused") else "running"
-        return f"the engine process {self._process.pid} is {state}: {json.dumps(info)[:1000]}"
+        requests = f"{load['num_running_reqs']} requests running, {load['num_waiting_reqs']} waiting"
+        return f"the engine process {self._process.pid} at {self._process.url}: {requests}"
 
     def hold(self) -> None:
         """Stop generating and give up key-value memory: the trainer is about to change the weights."""

@@ -531,8 +531,9 @@ class RunConfig:
         None, "train from such files; implies --debug-train-only", "str"
     )
     phase_timeout: float = flag(
-        7200.0, "deadline of a phase (start, rollout, train, update, save) in seconds", "float", above=0
+        7200.0, "deadline of a phase (start, rollout, train, save) in seconds", "float", above=0
     )
+    update_timeout: float = flag(600.0, "deadline of a weight update in seconds", "float", above=0)
     logprob_gap_warning: float = flag(
         0.1, "warn of a step where engine and trainer log-probs differ by more on average", "float", above=0
     )

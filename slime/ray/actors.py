@@ -211,7 +211,8 @@ class Actors:
         started = time.perf_counter()
         self._wait("rollouts before a weight update", self._manager.before_update.remote())
         call = self._engine.update.remote(self._weights_file, version)
-        metrics: dict[str, float] = self._wait("weight update", call)
+        seconds = self._config.run.update_timeout
+        metrics: dict[str, float] = self._wait("weight update", call, seconds, flag="--update-timeout")
         self._wait("news of a weight update", self._manager.weights_changed.remote(version))
         return metrics | {"perf/update_weights_total_time": time.perf_counter() - started}
 
@@ -258,8 +259,9 @@ class Actors:
     def _wait_at_start(self, name: str, reference: Any) -> Any:
         return self._wait(name, reference, can_give_up=True)
 
-    def _wait(self, name: str, reference: Any, **options: Any) -> Any:
+    def _wait(self, name: str, reference: Any, deadline: float | None = None, **options: Any) -> Any:
         """The result of a call; of a call of all train processes, what the first of them gave."""
+        seconds = deadline or self._deadline
         if isinstance(reference, dict):
-            return self._supervisor.wait_all(name, reference, self._deadline, **options)[0]
-        return self._supervisor.wait(name, reference, self._deadline, **options)
+            return self._supervisor.wait_all(name, reference, seconds, **options)[0]
+        return self._supervisor.wait(name, reference, seconds, **options)

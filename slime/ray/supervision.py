@@ -81,11 +81,13 @@ class Supervisor:
         *,
         can_give_up: bool = False,
         on_tick: Callable[[], None] | None = None,
+        flag: str = "--phase-timeout",
     ) -> list[Any]:
         """The results of one call of several processes that work together, by their order.
 
         Args:
             references: by the name of the process.
+            flag: that sets the deadline.
 
         Raises:
             SlimeError: the call's own error, of the process that began it, or ActorDiedError when a watched
@@ -94,7 +96,7 @@ class Supervisor:
             StopRequested: a stop was requested and `can_give_up`.
         """
         with IN_FLIGHT.track(f"waiting for {name}", ", ".join(references) or "one process", deadline):
-            return self._wait_all(name, references, deadline, can_give_up, on_tick)
+            return self._wait_all(name, references, deadline, can_give_up, on_tick, flag)
 
     def _wait_all(
         self,
@@ -103,6 +105,7 @@ class Supervisor:
         deadline: float,
         can_give_up: bool,
         on_tick: Callable[[], None] | None,
+        flag: str,
     ) -> list[Any]:
         import ray
 
@@ -123,7 +126,7 @@ class Supervisor:
             if time.monotonic() - started > deadline:
                 raise DeadlineError(
                     f"{name} is not done after {deadline:g} s",
-                    remedy="raise --phase-timeout, or see the logs",
+                    remedy=f"raise {flag}, or see the logs",
                 )
             if on_tick is not None:
                 on_tick()

@@ -56,6 +56,12 @@ async def reward_blocks(args, sample, **kwargs):
     return 1.0
 
 
+def reward_blocks_a_thread(args, sample, **kwargs):
+    """Not broken: slime calls it on a thread."""
+    time.sleep(0.2)
+    return 1.0
+
+
 async def reward_by_itself(args, sample, busy=[], **kwargs):  # noqa: B006 - shared on purpose
     """Cannot be called twice at once."""
     busy.append(sample)

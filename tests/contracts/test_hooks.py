@@ -140,3 +140,20 @@ def test_reward_dicts_need_the_key_that_training_reads():
     with Stage(["--reward-key", "acc"]) as stage:
         found = finding(stage, REWARD, "gives_a_number", BROKEN + "reward_dict")
     assert found.verdict == "failed" and "without 'acc'" in found.message
+
+
+@pytest.mark.parametrize("hook", ["reward_by_length", "reward_sync"])
+def test_rewards_keep_every_contract_async_or_not(stage, hook):
+    path = (
+        "tests.rollout.agent_hooks." if hook == "reward_by_length" else "tests.rollout.hooks_for_tests."
+    ) + hook
+    case = case_of(stage, REWARD, path)
+    assert {judge(contract, case, path).verdict for contract in CONTRACTS[REWARD]} <= {
+        "passed",
+        "not applicable",
+    }
+
+
+def test_a_blocking_reward_on_a_thread_leaves_the_loop_free(stage):
+    path = BROKEN + "reward_blocks_a_thread"
+    assert finding(stage, REWARD, "leaves_the_event_loop_free", path).verdict == "passed"

@@ -24,7 +24,8 @@ import torch
 
 from slime.backends.torch.trainer import TorchTrainer
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
+from slime.config.sections import ModelConfig
+from slime.config.training_sections import AlgorithmConfig, TrainConfig
 from slime.train.batch import TrainSample
 from tests.tiny import tiny_model_dir
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import DataError, RolloutFailedError
 from slime.train.batch import TrainSample
 

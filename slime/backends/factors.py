@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from slime.backends.hooks import TrainHooks, rows_of_answer, tensor_of_answer
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.train.batch import TrainSample
 from slime.train.corrections import CorrectionRule, Level, Mode, Rejection, Weighting, step_corrections
 from slime.train.stream import RowValues, TokenStream

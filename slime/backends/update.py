@@ -18,7 +18,7 @@ from slime.backends.critic_update import CriticTraining, train_critic, values_be
 from slime.backends.factors import Factors, needs_trainer_log_probs, step_factors
 from slime.backends.hooks import NO_HOOKS, TrainHooks
 from slime.backends.rollout_data import hooked_inputs
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import DataError
 from slime.train.advantages import Estimator, TokenAdvantages, TokenInputs, estimator_name, token_advantages
 from slime.train.aggregate import Aggregation, row_weights
@@ -92,12 +92,10 @@ def train_on_rollouts(
         samples = sum_sibling_rewards(samples)
     check_trains(samples)
     deal = _deal(samples, rollouts_per_step, carry)
-    newest = max(policy_version, *(sample.policy_version for sample in samples))
-    steps, stale = deal.steps, deal.stale(newest)
+    steps, stale = deal.steps, deal.stale(max(policy_version, *(s.policy_version for s in samples)))
     before = _log_probs(trainer, _rows_to_score(deal, stale, algorithm, hooks), reference=False)
     old = _old_log_probs(steps, stale, before, algorithm)
-    if hooks.loss is not None:
-        old = {**before, **old}
+    old = {**before, **old} if hooks.loss is not None else old
     reference = _reference_log_probs(trainer, deal.rows, algorithm)
     values = None if critic is None else values_before(critic.critic, _flat(steps))
     inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values)

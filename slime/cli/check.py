@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.config import Config, load_config
-from slime.config.sections import CriticConfig, TrainConfig
+from slime.config.training_sections import CriticConfig, TrainConfig
 from slime.config.validate import CHECKS_OF_FLAGS
 from slime.contracts import check
 from slime.rollout.hooks import check_hooks, load_hook

@@ -20,8 +20,6 @@ from slime.config.problem import Check, Problem
 from slime.config.roles import apply_roles
 from slime.config.sections import (
     SECTIONS,
-    AlgorithmConfig,
-    CriticConfig,
     DataConfig,
     EngineConfig,
     EvalConfig,
@@ -29,8 +27,8 @@ from slime.config.sections import (
     RewardConfig,
     RolloutConfig,
     RunConfig,
-    TrainConfig,
 )
+from slime.config.training_sections import AlgorithmConfig, CriticConfig, TrainConfig
 from slime.config.validate import validate
 from slime.errors import ConfigError
 

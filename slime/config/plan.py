@@ -9,7 +9,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from slime.config.sections import AlgorithmConfig, DataConfig, EvalConfig, RolloutConfig
+from slime.config.sections import DataConfig, EvalConfig, RolloutConfig
+from slime.config.training_sections import AlgorithmConfig
 
 
 @dataclass(frozen=True, kw_only=True)

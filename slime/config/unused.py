@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from slime.config.problem import Problem, dashed
-from slime.config.sections import AlgorithmConfig, CriticConfig, EvalConfig, RewardConfig
+from slime.config.sections import EvalConfig, RewardConfig
+from slime.config.training_sections import AlgorithmConfig, CriticConfig
 
 if TYPE_CHECKING:
     from slime.config import Config

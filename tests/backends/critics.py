@@ -4,7 +4,8 @@ import torch
 
 from slime.backends.torch.critic import TorchCritic
 from slime.backends.torch.ranks import ALONE
-from slime.config.sections import CriticConfig, ModelConfig, TrainConfig
+from slime.config.sections import ModelConfig
+from slime.config.training_sections import CriticConfig, TrainConfig
 
 
 def make_critic(folder, *, model=None, critic=None, value_clip=0.2, seed=7, ranks=ALONE, **train):

@@ -8,7 +8,8 @@ from slime.backends.hooks import NO_HOOKS
 from slime.backends.torch.ranks import ALONE
 from slime.backends.torch.sharding import whole
 from slime.backends.torch.trainer import TorchTrainer
-from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
+from slime.config.sections import ModelConfig
+from slime.config.training_sections import AlgorithmConfig, TrainConfig
 from slime.train.batch import TrainSample
 
 

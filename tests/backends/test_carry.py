@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import DataError
 from slime.train.carry import Carry
 from tests.backends.rollouts import cut, gradients, group_samples, make_trainer, relative_gap

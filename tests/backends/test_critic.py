@@ -12,7 +12,7 @@ from slime.backends.base import Critic, ValueRow
 from slime.backends.critic_update import CriticTraining
 from slime.backends.hooks import TrainHooks
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import CheckpointError, ConfigError, DataError, HookError, ModelError
 from slime.utils.user_function import UserFunction
 from tests.backends.critics import make_critic, set_head, weights_of

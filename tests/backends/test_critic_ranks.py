@@ -6,7 +6,7 @@ import torch
 from slime.backends.critic_update import CriticTraining
 from slime.backends.torch.ranks import ALONE
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from tests.backends.critics import make_critic
 from tests.backends.rank_group import run_group
 from tests.backends.rollouts import cut, gradients, group_samples, make_trainer, relative_gap

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import DataError
 from tests.backends.rollouts import cut as cut_rows
 from tests.backends.rollouts import gradients, group_samples, make_trainer, relative_gap

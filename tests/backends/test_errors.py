@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import DataError, HookError, RewardError, RolloutFailedError
 from slime.rollout.convert import to_train_samples
 from slime.rollout.rm_hub import async_rm

@@ -12,7 +12,7 @@ from slime.backends.hooks import NO_HOOKS
 from slime.backends.torch.step import has_gradient
 from slime.backends.torch.trainer import policy_loss
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import DataError, HookError
 from slime.train.aggregate import row_weights
 from tests.backends.hooks import divide_by_longest, hooks, sequence_correction

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from tests.backends.rollouts import gradients, group_samples, make_trainer, relative_gap
 
 ALGORITHM = AlgorithmConfig(entropy_coef=0.01)

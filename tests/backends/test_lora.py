@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import CheckpointError, ConfigError
 from slime.ray.train_actor import TrainActor
 from slime.serving.weights.shared import SharedWeights

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slime.backends.torch.optim import Optimizer, Schedule, check_offload
-from slime.config.sections import TrainConfig
+from slime.config.training_sections import TrainConfig
 from slime.errors import ConfigError, NonFiniteGradientError
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from slime.backends.hooks import NO_HOOKS
 from slime.backends.torch.ranks import ALONE, naming_lost_ranks
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import CheckpointError, DataError, RankLostError
 from tests.backends.hooks import hooks, ppo, sequence_correction
 from tests.backends.rank_group import run_group

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.train.batch import TokenRewards, TurnRewards
 from slime.train.rewards import turn_ends
 from tests.backends.rollouts import cut, group_samples, relative_gap

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from slime.backends.base import StepRow, Trainer
 from slime.backends.torch.trainer import TorchTrainer
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
+from slime.config.sections import ModelConfig
+from slime.config.training_sections import AlgorithmConfig, TrainConfig
 from slime.errors import CheckpointError, ConfigError, DataError
 from tests.backends.rollouts import group_samples, make_trainer
 from tests.tiny import tiny_model_dir

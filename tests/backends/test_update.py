@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.errors import DataError, RewardError, RolloutFailedError
 from tests.backends.rollouts import cut, group_samples, make_trainer
 

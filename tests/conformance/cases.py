@@ -1,6 +1,6 @@
 """What conformance is shown of, one line a case: a new estimator, aggregation or option is a new line."""
 
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 
 ESTIMATORS = {
     "grpo": {},

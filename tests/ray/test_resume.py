@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime.backends.update import train_on_rollouts
-from slime.config.sections import AlgorithmConfig
+from slime.config.training_sections import AlgorithmConfig
 from slime.ray.checkpoint_writer import CheckpointWriter
 from slime.ray.checkpoints import find
 from slime.ray.lineage import Trained

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.config.sections import TrainConfig
+from slime.config.training_sections import TrainConfig
 from slime.errors import ModelError
 from slime.train.memory import default_chunk, estimate_memory, micro_batch_tokens, weight_shapes
 from tests.tiny import tiny_model, tiny_model_dir

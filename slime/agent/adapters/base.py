@@ -299,8 +299,9 @@ class BaseAdapter:
             stored[0].delivered = True
             self.manager.add_handles(sid, stored[0], handles)
             return response
-        if self._max_turns is not None and session.turns + session.running >= self._max_turns:
-            return await self._capped(protocol, request, connection, len(prompt.ids))
+        has_turns = self._max_turns is None or session.turns + session.running < self._max_turns
+        if not has_turns or session.is_stopped:
+            return await self._capped(protocol, request, connection, len(prompt.ids), session)
         exchange = self._exchange(protocol, request, prompt, sid, session, connection)
         done = session.asked[key] = asyncio.Event()
         session.running += 1
@@ -347,10 +348,16 @@ class BaseAdapter:
         return None
 
     async def _capped(
-        self, protocol: WireProtocol, request: ModelRequest, connection: Connection, prompt_tokens: int
+        self,
+        protocol: WireProtocol,
+        request: ModelRequest,
+        connection: Connection,
+        prompt_tokens: int,
+        session: Session,
     ) -> web.StreamResponse:
-        self._guard.count("capped")
-        if self._turn_cap_reply == "429":
+        """What ends the client: a refusal, or a closing text that is in no sample."""
+        self._guard.count("stopped" if session.is_stopped else "capped")
+        if self._turn_cap_reply == "429" and not session.is_stopped:
             raise AdapterError("rate_limit", f"this session has had its {self._max_turns} turns")
         reply = closing_reply(CLOSING_TEXT, prompt_tokens)
         return (await replay(self._build_reply(protocol, request), reply, connection))[0]

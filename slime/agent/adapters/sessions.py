@@ -59,6 +59,11 @@ class Session:
     translations: Translations = field(default_factory=Translations)
     scope: RequestScope | None = field(default_factory=current_scope)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its rollout wants no more tokens."""
+        return self.scope is not None and self.scope.stopped
+
 
 class Sessions:
     """Open sessions by name.

@@ -14,7 +14,7 @@ import torch
 
 from slime.backends.torch.forest import PackedBatch, Request, empty_batch, input_tokens, pack_requests
 from slime.backends.torch.ranks import ALONE, Ranks
-from slime.config.sections import TrainConfig
+from slime.config.training_sections import TrainConfig
 from slime.errors import ConfigError, DataError, ModelError
 from slime.train.batch import TrainSample
 from slime.train.deal import Dealing, Flops, deal_rows

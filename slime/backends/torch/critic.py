@@ -24,7 +24,8 @@ from slime.backends.torch.recompute import recompute_layers
 from slime.backends.torch.sharding import sharded, whole
 from slime.backends.torch.state import TrainingState
 from slime.backends.torch.value_model import load_value_model
-from slime.config.sections import CriticConfig, ModelConfig, TrainConfig
+from slime.config.sections import ModelConfig
+from slime.config.training_sections import CriticConfig, TrainConfig
 from slime.errors import ConfigError, DataError, ModelError
 from slime.train.batch import TrainSample
 from slime.train.packing import Packing

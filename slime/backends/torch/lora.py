@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from slime.backends.torch.sharding import whole
-from slime.config.sections import TrainConfig
+from slime.config.training_sections import TrainConfig
 from slime.errors import CheckpointError, ConfigError
 
 _ADAPTER = "default"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from slime.backends.torch.sharding import own, spread_like, whole
-from slime.config.sections import TrainConfig
+from slime.config.training_sections import TrainConfig
 from slime.errors import ConfigError, NonFiniteGradientError
 
 MAX_SKIPPED_STEPS = 3

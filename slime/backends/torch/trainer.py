@@ -33,7 +33,8 @@ from slime.backends.torch.recompute import recompute_layers
 from slime.backends.torch.sharding import sharded, whole
 from slime.backends.torch.state import TrainingState, seed_generators
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
-from slime.config.sections import AlgorithmConfig, ModelConfig, TrainConfig
+from slime.config.sections import ModelConfig
+from slime.config.training_sections import AlgorithmConfig, TrainConfig
 from slime.errors import ConfigError
 from slime.train.batch import TrainSample
 from slime.train.kl import kl_type

@@ -12,7 +12,7 @@ from typing import Any
 
 from slime.contracts.attempt import Attempt, attempt
 from slime.contracts.finding import NotApplicableError, broken
-from slime.contracts.generate import GenerateCase
+from slime.contracts.generate_case import GenerateCase
 from slime.contracts.stage import Stage
 from slime.errors import DeadlineError
 from slime.rollout.boundary import check_trainable

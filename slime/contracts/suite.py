@@ -8,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from slime.contracts import data_source, faults, generate, group_hooks, reward, rollout_function
+from slime.contracts import (
+    data_source,
+    faults,
+    generate,
+    generate_case,
+    group_hooks,
+    reward,
+    rollout_function,
+)
 from slime.contracts.data_source import SourceCase
 from slime.contracts.finding import Contract, Finding, judge
-from slime.contracts.generate import GenerateCase
+from slime.contracts.generate_case import GenerateCase
 from slime.contracts.group_hooks import HookCase
 from slime.contracts.reward import RewardCase
 from slime.contracts.rollout_function import FunctionCase
@@ -23,7 +31,7 @@ from slime.utils.types import Sample
 CONTRACTS: dict[str, tuple[Contract, ...]] = {
     data_source.DEST: data_source.CONTRACTS,
     "buffer_filter_path": group_hooks.CONTRACTS["buffer_filter_path"],
-    generate.DEST: (*generate.CONTRACTS, *faults.CONTRACTS),
+    generate_case.DEST: (*generate.CONTRACTS, *faults.CONTRACTS),
     "rollout_sample_hook_path": group_hooks.CONTRACTS["rollout_sample_hook_path"],
     reward.DEST: reward.CONTRACTS,
     "dynamic_sampling_filter_path": group_hooks.CONTRACTS["dynamic_sampling_filter_path"],
@@ -56,7 +64,7 @@ def case_of(stage: Stage, dest: str, path: str, samples: list[Sample] | None = N
     Args:
         samples: finished rollouts, for a reward to judge.
     """
-    if dest == generate.DEST:
+    if dest == generate_case.DEST:
         return GenerateCase(stage, path)
     if dest == reward.DEST:
         return RewardCase(stage, path, samples)

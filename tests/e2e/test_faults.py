@@ -56,7 +56,7 @@ FAULTS = {
     "SIGTERM": Fault(None, signal.SIGTERM, INTERRUPTED, "stopping: saving what is finished"),
 }
 SPARED = [("partial", "engine actor is killed"), ("ahead", "engine actor is killed")]
-QUICK = {("fully", "trainer is killed"), ("fully", "SIGTERM"), ("synchronous", "rollout manager is killed")}
+QUICK = {("fully", "trainer is killed"), ("synchronous", "SIGTERM")}
 
 
 def begin(world, name, **flags) -> Life:
@@ -135,6 +135,7 @@ def check_resumed(world, run, policy):
     assert len(groups) == (done + 2) * 4
 
 
+@pytest.mark.slow
 def test_a_full_disk_below_the_checkpoints_costs_the_checkpoint_and_not_the_run(world):
     """The trainer may write no file beyond a page, until it may again."""
     life = begin(world, "full", num_rollout=1000)
@@ -171,6 +172,7 @@ def test_a_full_disk_below_the_event_log_ends_the_run_with_its_path(world):
     assert "events.jsonl: the event log cannot be written: File too large" in life.log.read_text()
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_in_a_weight_update_ends_the_run_with_its_log(world):
     life = begin(world, "update", num_rollout=1000, **POLICIES["fully"])
     try:

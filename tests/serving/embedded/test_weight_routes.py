@@ -138,14 +138,18 @@ def without_one_weight():
 @pytest.mark.parametrize(
     ("load_format", "payload", "message"),
     [
-        (None, ["gASV"], "load_format must be one of shared_memory, safetensors; got None"),
+        (
+            None,
+            ["gASV"],
+            "load_format must be one of shared_memory, shared_memory_copy, safetensors; got None",
+        ),
         ("flattened_bucket", ["gASV"], "pickles, which this engine never reads"),
         ("safetensors", [], "must be a non-empty list of strings"),
         ("safetensors", ["%%%"], "not base64 of safetensors"),
         ("safetensors", ["AAAA"], "not base64 of safetensors"),
         ("safetensors", without_one_weight, "model.norm.weight"),
         ("shared_memory", ["/nowhere/w.safetensors"], "cannot map the weight file"),
-        ("shared_memory", ["a", "b"], "shared_memory takes one path, got 2."),
+        ("shared_memory", ["a", "b"], "shared memory takes one path, got 2."),
     ],
 )
 def test_a_bad_tensor_update_is_refused_and_changes_nothing(url, load_format, payload, message):

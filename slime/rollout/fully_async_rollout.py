@@ -11,10 +11,10 @@ from typing import Any
 
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import check_can_take_back
+from slime.rollout.group_source import Source
 from slime.rollout.hooks import check_hooks
 from slime.rollout.loop import run_blocking
 from slime.rollout.policy import FullyAsynchronous
-from slime.rollout.scheduler import Source
 from slime.rollout.session import SESSION
 from slime.rollout.sglang_rollout import eval_rollout, limits_of, make_scheduler, output_of
 from slime.rollout.state import GenerateState

@@ -11,39 +11,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from slime.errors import DataError
 from slime.rollout.accounting import Account, Ledger
 from slime.rollout.collector import Collector, Judge
 from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.failures import FailureBudget
+from slime.rollout.flight import Flight
 from slime.rollout.group_run import GroupRun, began_again, begun_version, copy_of, leaves, with_ids
+from slime.rollout.group_source import Source, give_back
 from slime.rollout.inflight import IN_FLIGHT, InFlight
-from slime.rollout.outcome import Member, MemberGroup, Rollout
-from slime.rollout.pacing import Pacing, is_late
+from slime.rollout.outcome import MemberGroup, Rollout
+from slime.rollout.pacing import Pacing
 from slime.rollout.policy import Leftover, Policy, View
-from slime.rollout.stopping import GroupStop, Stop
+from slime.rollout.stopping import GroupStop
 
 logger = logging.getLogger(__name__)
-STOP_SECONDS = 30.0
-"""What stopped rollouts get to end with what they have; then they are cancelled."""
-OBSERVED = 512
-"""So many of the newest durations tell what is late."""
-
-
-class Source(Protocol):
-    """The part of a data source that the scheduler uses."""
-
-    def get_samples(self, num_samples: int, /) -> Sequence[Sequence[Member]]:
-        """The next groups; fewer or none where it runs out."""
-        ...
-
-    def add_samples(self, groups: Any, /) -> None:
-        """Take groups back."""
-        ...
+LOOK_SECONDS = 1.0
+"""How often groups that hold up finished work are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +121,10 @@ class Scheduler:
         self._log = log
         self._step = 0
         self._batch: Collector | None = None
-        self._running: dict[asyncio.Task[list[Rollout]], GroupRun] = {}
-        self._finished: deque[GroupRun] = deque()
-        self._cuts: set[asyncio.Task[None]] = set()
+        self._flight = Flight(inflight.clock, log)
         self._between: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._held = False
-        self._durations: deque[float] = deque(maxlen=OBSERVED)
         self._log.write(
             "scheduler",
             policy=type(policy).__name__,
@@ -159,13 +144,12 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         """Rollouts that run, or are finished and not yet judged."""
-        return sum(len(run.tickets) for run in (*self._running.values(), *self._finished))
+        return sum(len(run.tickets) for run in self._flight)
 
     def unfinished(self) -> list[MemberGroup]:
         """Copies of all groups that are out, as they would go back now: for a checkpoint."""
         accepted = self._batch.accepted if self._batch is not None else []
-        done = [[copy_of(member) for member in run.resumable()] for run in (*accepted, *self._finished)]
-        return done + [[copy_of(member) for member in run.fresh] for run in self._running.values()]
+        return [[copy_of(member) for member in run.resumable()] for run in (*accepted, *self._flight)]
 
     async def collect(self, step: int) -> Batch:
         """Fill one batch and close it.
@@ -187,7 +171,7 @@ class Scheduler:
             if self._finish is not None:
                 await self._finish(batch.accepted, batch.seen)
         except BaseException as error:
-            self._finished.extend(batch.accepted)
+            self._flight.finished.extend(batch.accepted)
             batch.accepted = []
             await self._leave(Leftover.REQUEUE, error)
             raise
@@ -198,9 +182,9 @@ class Scheduler:
         leftover = self._policy.at_update(self._view())
         if leftover is Leftover.WAIT:
             self._held = True
-            while self._running:
-                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                self._take_up_done(list(self._running))
+            while self._flight.running:
+                await asyncio.wait(self._flight.running, return_when=asyncio.FIRST_COMPLETED)
+                self._flight.take_up(list(self._flight.running))
         else:
             await self._leave(leftover)
 
@@ -225,15 +209,15 @@ class Scheduler:
         return View(
             wanted=self._limits.wanted,
             accepted=len(self._batch.accepted) if self._batch is not None else 0,
-            running=len(self._running),
-            finished=len(self._finished),
+            running=len(self._flight.running),
+            finished=len(self._flight.finished),
             room=self._room(self._pacing.due(self.version)),
         )
 
     def _dues(self) -> tuple[list[int], list[int]]:
         """Due steps of the groups in the batch, and of those out of it."""
         accepted = [run.due for run in self._batch.accepted] if self._batch is not None else []
-        return accepted, [run.due for run in (*self._running.values(), *self._finished)]
+        return accepted, [run.due for run in self._flight]
 
     def _room(self, due: int) -> int:
         accepted, out = self._dues()
@@ -251,8 +235,8 @@ class Scheduler:
             if self._is_expired(run.oldest_version):
                 self._expire(run)
                 continue
-            reason = await batch.drop_reason(run, len(self._running) + len(self._finished) - 1)
-            self._finished.remove(run)
+            reason = await batch.drop_reason(run, len(list(self._flight)) - 1)
+            self._flight.finished.remove(run)
             self._log.write("judge", group=run.key[0], reason=reason)
             batch.settle(run, reason)
             self._inflight.progress = (len(batch.accepted), batch.wanted)
@@ -260,7 +244,7 @@ class Scheduler:
     def _takeable(self) -> GroupRun | None:
         """The next finished group that the batch has a place for; the one that is due first."""
         accepted, out = self._dues()
-        for run in sorted(self._finished, key=lambda run: run.due):
+        for run in sorted(self._flight.finished, key=lambda run: run.due):
             if self._pacing.may_take(self._step, run.due, accepted, out):
                 return run
         return None
@@ -271,13 +255,13 @@ class Scheduler:
     def _expire(self, run: GroupRun) -> None:
         """Let a finished group begin again whose tokens are older than may train: engine or source told so
         only afterwards."""
-        self._finished.remove(run)
+        self._flight.finished.remove(run)
         self._log.write("expired", group=run.key[0], version=run.oldest_version)
         logger.warning("group %d begins again: its tokens are of version %d", run.key[0], run.oldest_version)
         back = [began_again(member) for member in run.members]
         run.rollouts = []
         run.settle_requeued(self.ledger)
-        self._give_back([back], None)
+        give_back(self._source, [back], None)
 
     def _admit(self) -> None:
         count = self._policy.admit(self._view())
@@ -291,7 +275,7 @@ class Scheduler:
                 self._start(with_ids(groups[0]))
                 groups.popleft()
         except BaseException as error:
-            self._give_back(map(list, groups), error)
+            give_back(self._source, map(list, groups), error)
             raise
 
     def _start(self, members: MemberGroup) -> None:
@@ -317,57 +301,29 @@ class Scheduler:
             step=self._step,
             begun=begun is not None,
         )
-        task = asyncio.create_task(self._run_group(members, self._step, run.stop))
-        self._running[task] = run
+        self._flight.start(run, self._run_group(members, self._step, run.stop))
 
     async def _wait_for_groups(self, batch: Collector) -> None:
         """Wait until a group finishes. Each rollout has its deadlines, so this wait has one too."""
-        if not self._running and self._view().room > 0 and not self._held:
+        if not self._flight.running and self._view().room > 0 and not self._held:
             raise DataError(
                 f"the data source has no more prompts: {batch.standing()}", place=f"rollout step {batch.step}"
             )
-        await self._until_something_happens(list(self._running)[: 1 if self._policy.ordered else None])
-        self._cut_what_holds_up()
+        await self._until_something_happens()
+        if self._flight.finished and self._takeable() is None:
+            self._flight.cut_late(self._limits.late_percentile)
 
-    async def _until_something_happens(self, waited: list[asyncio.Task[list[Rollout]]]) -> None:
-        """Wait for one of these groups, or for new weights; take up the groups that are done."""
-        changed = asyncio.create_task(self._changed.wait())
-        try:
-            await asyncio.wait(
-                [*waited, changed], return_when=asyncio.FIRST_COMPLETED, timeout=self._look_again()
-            )
-        finally:
-            changed.cancel()
-        self._changed.clear()
-        self._take_up_done(waited)
-
-    def _take_up_done(self, tasks: Iterable[asyncio.Task[list[Rollout]]]) -> None:
-        for task in [task for task in tasks if task in self._running and task.done()]:
-            self._take_up(self._running[task], task.result())
-            del self._running[task]
-
-    def _look_again(self) -> float | None:
-        """Seconds until what holds up finished work may have to be cut."""
-        return 1.0 if self._limits.late_percentile < 1 and self._finished and self._running else None
-
-    def _cut_what_holds_up(self) -> None:
-        """Cut groups that are late, where finished work waits for them only because of its age."""
-        if not self._finished or self._takeable() is not None:
-            return
-        now, first = self._inflight.clock(), min(run.due for run in self._finished)
-        for run in self._running.values():
-            late = is_late(now - run.started, self._durations, self._limits.late_percentile)
-            if late and run.due < first and run.stop.reason is None:
-                self._log.write("cut", group=run.key[0], seconds=now - run.started)
-                cut = asyncio.create_task(run.stop.stop(Stop.CUT, STOP_SECONDS))
-                self._cuts.add(cut)
-                cut.add_done_callback(self._cuts.discard)
+    async def _until_something_happens(self) -> None:
+        """Wait for a group, or for new weights; or until what holds up finished work may have to be cut."""
+        flight, cuts = self._flight, self._limits.late_percentile < 1
+        seconds = LOOK_SECONDS if cuts and flight.finished and flight.running else None
+        await flight.wait(oldest_only=self._policy.ordered, changed=self._changed, seconds=seconds)
 
     async def _keep_admitting(self) -> None:
         """Start groups as others finish, while no batch is collected."""
         while True:
             self._admit()
-            await self._until_something_happens(list(self._running))
+            await self._until_something_happens()
 
     async def _stop_between(self) -> None:
         """End `_keep_admitting`; its error, if it had one, is raised here."""
@@ -384,33 +340,19 @@ class Scheduler:
         if leftover is Leftover.KEEP:
             return
         if leftover is Leftover.CONTINUE:
-            await self._stop_running()
+            await self._flight.stop()
         if leftover is not Leftover.WAIT:
-            for task in self._running:
-                task.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
-        if self._cuts:
-            await asyncio.wait(self._cuts)
-        ended = [(task, self._running.pop(task)) for task in list(self._running)]
-        errors = [error for task, run in ended if (error := self._harvest(task, run)) is not None]
-        leaving = [run for _, run in ended if not run.rollouts]
+            self._flight.cancel()
+        leaving, errors = await self._flight.land()
         if leftover is not Leftover.WAIT:
-            leaving += self._finished
-            self._finished.clear()
+            leaving += self._flight.finished
+            self._flight.finished.clear()
         afresh = leftover is Leftover.RESTART
         back = [self._requeued(run, afresh) for run in sorted(leaving, key=_by_start)]
         first = cause or next(iter(errors), None)
-        self._give_back(back, first)
+        give_back(self._source, back, first)
         if first is not None and first is not cause:
             raise first
-
-    async def _stop_running(self) -> None:
-        """Stop all groups with what they have, and let them end."""
-        stops = [run.stop.stop(Stop.CONTINUE, STOP_SECONDS) for run in self._running.values()]
-        await asyncio.gather(*stops)
-        if self._running:
-            await asyncio.wait(self._running, timeout=STOP_SECONDS)
 
     def _requeued(self, run: GroupRun, afresh: bool) -> MemberGroup:
         """What goes back of a group, accounted for."""
@@ -420,41 +362,6 @@ class Scheduler:
         run.settle_requeued(self.ledger)
         self._log.write("requeue", group=run.key[0], finished=bool(run.rollouts))
         return back
-
-    def _harvest(self, task: asyncio.Task[list[Rollout]], run: GroupRun) -> BaseException | None:
-        """Take up an ended task. Returns the task's own error; its group is left without rollouts."""
-        run.ended = self._inflight.clock()
-        if task.cancelled() or task.exception() is not None:
-            return None if task.cancelled() else task.exception()
-        self._take_up(run, task.result())
-        return None
-
-    def _take_up(self, run: GroupRun, rollouts: list[Rollout]) -> None:
-        run.ended, run.rollouts = self._inflight.clock(), rollouts
-        self._durations.append(run.ended - run.started)
-        self._log.write("finish", group=run.key[0], rollouts=[self._log.rollout(r) for r in rollouts])
-        self._finished.append(run)
-
-    def _give_back(self, groups: Iterable[MemberGroup], cause: BaseException | None) -> None:
-        """Return groups to the source, each by itself. A refusal is told by group; where an error ends the
-        step already, it does not hide that."""
-        refusals = [refusal for group in groups if (refusal := self._refusal(group)) is not None]
-        if not refusals:
-            return
-        if cause is None:
-            raise refusals[0]
-        cause.add_note(f"the groups in flight could not go back to the data source: {refusals[0]}")
-
-    def _refusal(self, group: MemberGroup) -> Exception | None:
-        """What the source raises when it should take this group, named in the log."""
-        try:
-            self._source.add_samples([group])
-        except Exception as refusal:  # noqa: BLE001 - raised by the caller, when the others have gone back
-            ids = [leaves(member)[0].rollout_id for member in group]
-            number = leaves(group[0])[0].group_index
-            logger.error("group %s, rollouts %s, cannot go back to the data source: %s", number, ids, refusal)
-            return refusal
-        return None
 
     def _closed(self, batch: Collector) -> Batch:
         for run in batch.accepted:

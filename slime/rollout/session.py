@@ -14,8 +14,9 @@ from typing import Any
 
 from slime.errors import ConfigError
 from slime.rollout.events import NO_LOG, EventLog
+from slime.rollout.group_source import Source
 from slime.rollout.inflight import IN_FLIGHT, Watchdog
-from slime.rollout.scheduler import Scheduler, Source
+from slime.rollout.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from slime.rollout.data_source import check_takes_back
 from slime.rollout.eval import evaluate
 from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.generate import generate_sample
+from slime.rollout.group_source import Source
 from slime.rollout.hooks import check_hooks
 from slime.rollout.inflight import IN_FLIGHT, Watchdog
 from slime.rollout.loop import run_blocking
@@ -25,7 +26,7 @@ from slime.rollout.metrics import drop_metrics, timing_metrics
 from slime.rollout.outcome import Failed, Member, MemberGroup, Rollout
 from slime.rollout.policy import Policy, Synchronous
 from slime.rollout.runner import Call, Generate, RolloutRunner
-from slime.rollout.scheduler import Batch, Limits, Scheduler, Source
+from slime.rollout.scheduler import Batch, Limits, Scheduler
 from slime.rollout.session import SESSION
 from slime.rollout.state import GenerateState, engine_url
 from slime.rollout.stopping import GroupStop

@@ -11,52 +11,38 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
-from slime.utils.generation import Generation, parse_generation, version_spans
+from slime.utils.engine_answers import (
+    OnTokens,
+    TransientError,
+    as_object,
+    check_succeeded,
+    checked_answer,
+    last_of_stream,
+)
+from slime.utils.generation import Generation, parse_generation
 from slime.utils.http_utils import http_session
 from slime.utils.request_scope import ABORTED_ANSWER, RequestScope, current_scope
 
 if TYPE_CHECKING:
-    import aiohttp
+    pass
 
 logger = logging.getLogger(__name__)
-RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ABORT_SECONDS = 2.0
 """Deadline of the abort that follows a cancellation; below the grace that cancelled hooks get."""
 CONTROL_SECONDS = 120.0
 CONNECT_SECONDS = 10.0
 ROUTING_HEADER = "X-SMG-Routing-Key"
-_DATA, _DONE = b"data: ", b"data: [DONE]"
 
 _aborts: set[asyncio.Task[None]] = set()
 """Aborts under way: the event loop itself holds tasks only weakly."""
-
-
-class NewTokens(NamedTuple):
-    """Tokens that were sampled since the last ones were told, in parallel lists.
-
-    Attributes:
-        log_probs: natural logs.
-        versions: the weight version of each, where the engine tells it.
-    """
-
-    ids: list[int]
-    log_probs: list[float]
-    versions: list[str]
-
-
-OnTokens: TypeAlias = Callable[[NewTokens], None]
-
-
-class _Transient(Exception):  # noqa: N818 - internal: a failure that a retry can help
-    pass
 
 
 class EngineClient:
@@ -189,7 +175,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(timeout):
                 await self._once("GET", self.url + "/health_generate", None, {})
-        except (_Transient, EngineError, TimeoutError):
+        except (TransientError, EngineError, TimeoutError):
             return False
         return True
 
@@ -204,7 +190,7 @@ class EngineClient:
     async def loads(self) -> list[dict[str, Any]]:
         """One entry a scheduler of each worker: running and waiting requests, tokens in use."""
         answers = await self._broadcast("/v1/loads", None, method="GET")
-        return [load for answer in answers for load in _object(answer, "/v1/loads").get("loads", [])]
+        return [load for answer in answers for load in as_object(answer, "/v1/loads").get("loads", [])]
 
     async def begin_weight_update(self) -> None:
         """Open a weight update."""
@@ -234,7 +220,7 @@ class EngineClient:
             "flush_cache": flush_cache,
             "weight_version": weight_version,
         }
-        _all_succeeded(await self._broadcast("/update_weights_from_tensor", body, timeout), self.url)
+        check_succeeded(await self._broadcast("/update_weights_from_tensor", body, timeout), self.url)
 
     async def update_weights_from_disk(
         self, model_path: str, *, weight_version: str, flush_cache: bool = True, timeout: float = 600.0
@@ -245,7 +231,7 @@ class EngineClient:
             EngineError: the engine did not take it.
         """
         body = {"model_path": model_path, "weight_version": weight_version, "flush_cache": flush_cache}
-        _all_succeeded(await self._broadcast("/update_weights_from_disk", body, timeout), self.url)
+        check_succeeded(await self._broadcast("/update_weights_from_disk", body, timeout), self.url)
 
     async def release_memory(self, tags: Sequence[str] | None = None) -> None:
         """Give up memory: ``kv_cache``, ``weights``, ``cuda_graph`` (default: all)."""
@@ -264,7 +250,7 @@ class EngineClient:
         except EngineRequestError:
             self._is_engine = True
             return (self.url,)
-        return tuple(worker["url"].rstrip("/") for worker in _object(listing, "/workers")["workers"])
+        return tuple(worker["url"].rstrip("/") for worker in as_object(listing, "/workers")["workers"])
 
     async def _abort_soon(self, rid: str) -> None:
         """Abort in a task of its own, which a second cancellation of the caller does not end."""
@@ -289,7 +275,7 @@ class EngineClient:
 
     async def _get_object(self, path: str) -> dict[str, Any]:
         url = (await self.workers())[0] + path
-        return _object(await self._request("GET", url, None, CONTROL_SECONDS), path)
+        return as_object(await self._request("GET", url, None, CONTROL_SECONDS), path)
 
     async def _request(
         self,
@@ -320,7 +306,7 @@ class EngineClient:
         for attempt in range(self._retries + 1):
             try:
                 return await self._once(method, url, body, headers, on_tokens)
-            except _Transient as error:
+            except TransientError as error:
                 if attempt == self._retries:
                     raise EngineUnavailableError(
                         f"{error} ({attempt + 1} tries)", place=url, remedy="see the log of the engine"
@@ -345,87 +331,13 @@ class EngineClient:
         try:
             async with session.request(method, url, data=data, headers=headers, timeout=limits) as response:
                 if on_tokens is not None and response.status == 200:
-                    return await _last_of_stream(response, on_tokens, url)
+                    return await last_of_stream(response, on_tokens, url)
                 content = await response.read()
         except aiohttp.ClientPayloadError as error:
             raise EngineUnavailableError(f"died while it answered: {error}", place=url) from error
         except aiohttp.ClientConnectionError as error:
-            raise _Transient(f"{type(error).__name__}: {error}") from error
-        return _checked(response.status, content, url)
-
-
-def _new_tokens(ids: list[int], meta: dict[str, Any], seen: int) -> NewTokens:
-    log_probs = [entry[0] for entry in meta.get("output_token_logprobs", ())[seen:]]
-    versions = [
-        span.version
-        for span in version_spans(meta, len(ids))
-        for _ in range(max(span.start, seen), min(span.end, len(ids)))
-    ]
-    return NewTokens(ids[seen:], log_probs, versions)
-
-
-async def _last_of_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens, url: str) -> Any:
-    """The last answer of a stream in which each holds all tokens so far."""
-    buffer, seen, answer = b"", 0, None
-    async for chunk in response.content.iter_any():
-        *events, buffer = (buffer + chunk).split(b"\n\n")
-        answers = [event[len(_DATA) :] for event in events if event.startswith(_DATA) and event != _DONE]
-        if not answers:
-            continue
-        answer = _object(_parsed(answers[-1]), url)
-        if "error" in answer:
-            raise EngineError(f"failed while it answered: {_message(answers[-1])}", place=url)
-        ids, meta = answer.get("output_ids") or [], answer.get("meta_info") or {}
-        count = meta.get("completion_tokens")
-        if count is not None and count != len(ids):
-            raise EngineError(
-                f"its stream tells of {count} tokens and holds {len(ids)}",
-                place=url,
-                remedy="start the engine without incremental streaming: each event must hold all tokens",
-            )
-        if len(ids) > seen:
-            on_tokens(_new_tokens(ids, meta, seen))
-            seen = len(ids)
-    if answer is None or not answer.get("meta_info", {}).get("finish_reason"):
-        raise EngineUnavailableError("its stream ended before the answer did", place=url)
-    return answer
-
-
-def _checked(status: int, content: bytes, url: str) -> Any:
-    """The parsed body of a good answer; JSON where it is JSON, else text."""
-    if status in RETRY_STATUSES:
-        raise _Transient(f"answered {status}: {_message(content)}")
-    if 400 <= status < 500:
-        raise EngineRequestError(f"answered {status}: {_message(content)}", place=url)
-    if status >= 500:
-        raise EngineError(f"answered {status}: {_message(content)}", place=url)
-    return _parsed(content)
-
-
-def _parsed(content: bytes) -> Any:
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return content.decode(errors="replace")
-
-
-def _message(content: bytes) -> str:
-    """The engine's own words: ``{"error": {"message": ...}}``, ``{"error": ...}``, or the text."""
-    parsed = _parsed(content)
-    error = parsed.get("error", parsed) if isinstance(parsed, dict) else parsed
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:2000]
-
-
-def _object(answer: Any, path: str) -> dict[str, Any]:
-    if not isinstance(answer, dict):
-        raise EngineError(f"{path} answered {answer!r:.200}, expected an object")
-    return answer
-
-
-def _all_succeeded(answers: list[Any], url: str) -> None:
-    for answer in answers:
-        if isinstance(answer, dict) and answer.get("success") is False:
-            raise EngineError(f"weight update failed: {answer.get('message')}", place=url)
+            raise TransientError(f"{type(error).__name__}: {error}") from error
+        return checked_answer(response.status, content, url)
 
 
 def _tags(tags: Sequence[str] | None) -> dict[str, Any]:

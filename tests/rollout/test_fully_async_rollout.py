@@ -69,14 +69,15 @@ def test_tokens_are_no_older_than_the_bound_and_every_rollout_trains_once(bound)
 
 def test_tokens_on_both_sides_of_an_update_keep_their_own_versions():
     source = ListSource(size=1)
-    with scripted(lambda call: ScriptedAnswer(text="abcdefgh", token_latency=0.02)) as server:
+    with scripted(lambda call: ScriptedAnswer(text="abcdefgh", token_latency=0.05)) as server:
         args = args_for(server, source, max_staleness=4)
         server.engine.set_weight_version("0")
 
         async def changes():
             loop = asyncio.get_running_loop()
             first = loop.run_in_executor(None, generate_rollout_fully_async, args, 0, source)
-            await asyncio.sleep(0.08)
+            while server.engine.stats.decode_tokens < 2 * max(server.engine.stats.running, 1):
+                await asyncio.sleep(0.005)
             await loop.run_in_executor(None, update, server, 1)
             return await first
 

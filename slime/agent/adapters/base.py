@@ -44,7 +44,8 @@ from slime.agent.trajectory import TrajectoryManager, TurnRecord
 from slime.agent.tree import Node
 from slime.agent.turn import Turn
 from slime.errors import ConfigError
-from slime.utils.engine_client import EngineClient, OnTokens
+from slime.utils.engine_answers import OnTokens
+from slime.utils.engine_client import EngineClient
 from slime.utils.generation import Generation
 from slime.utils.request_scope import entered
 from slime.utils.types import Sample

@@ -37,7 +37,7 @@ from slime.errors import (
     EngineRequestError,
     EngineUnavailableError,
 )
-from slime.utils.engine_client import NewTokens, OnTokens
+from slime.utils.engine_answers import NewTokens, OnTokens
 from slime.utils.generation import Generation
 
 logger = logging.getLogger(__name__)

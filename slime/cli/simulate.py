@@ -1,6 +1,6 @@
 """`slime simulate`: play rollout durations through the real scheduler, to choose a policy before a run.
 
-Durations come from a distribution, or from the events of a run. Needs neither torch nor an engine.
+Durations come from a distribution, a histogram, or the events of a run. Needs neither torch nor an engine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slime simulate", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "durations",
-        help="lognormal:MEDIAN,SIGMA, pareto:LEAST,ALPHA, constant:SECONDS, or the --run-dir of a run",
+        help="lognormal:MEDIAN,SIGMA, pareto:LEAST,ALPHA, constant:SECONDS, a file with a line SECONDS[,COUNT] "
+        "for each bin, or the --run-dir of a run",
     )
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
     parser.add_argument("--max-staleness", nargs="+", type=_positive, default=[1, 2, 4, 8], metavar="K")
@@ -138,6 +139,8 @@ def _durations(text: str) -> Callable[[int], Draw]:
     name, _, numbers = text.partition(":")
     if Path(text).is_dir():
         return _observed(Path(text) / events.NAME)
+    if Path(text).is_file():
+        return _binned(Path(text))
     try:
         values = [float(number) for number in numbers.split(",")]
         makers: dict[str, Callable[[random.Random], Draw]] = {
@@ -149,7 +152,7 @@ def _durations(text: str) -> Callable[[int], Draw]:
         make(random.Random(0))()
     except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
         raise ConfigError(
-            f"{text!r} is no distribution and no folder of a run",
+            f"{text!r} is no distribution, no file and no folder of a run",
             place="durations",
             remedy="e.g. lognormal:20,1.0 or pareto:5,1.5, or the --run-dir of a run",
         ) from error
@@ -167,10 +170,38 @@ def _observed(log: Path) -> Callable[[int], Draw]:
     ]
     if not seconds:
         raise DataError("no rollout has finished in it", place=str(log))
+    return _drawn_from(seconds, [1.0] * len(seconds))
 
+
+def _binned(path: Path) -> Callable[[int], Draw]:
+    """Durations of a histogram.
+
+    Raises:
+        DataError: a line that is no bin.
+    """
+    seconds, counts = [], []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        first, _, second = line.partition(",")
+        try:
+            seconds.append(float(first))
+            counts.append(float(second or 1))
+            if not (seconds[-1] > 0 and counts[-1] >= 0):
+                raise ValueError("below zero")
+        except ValueError as error:
+            raise DataError(
+                f"line {number} is {line!r}", place=str(path), remedy="write SECONDS or SECONDS,COUNT"
+            ) from error
+    if not sum(counts):
+        raise DataError("holds no durations", place=str(path), remedy="write a line SECONDS,COUNT a bin")
+    return _drawn_from(seconds, counts)
+
+
+def _drawn_from(seconds: list[float], weights: list[float]) -> Callable[[int], Draw]:
     def make(seed: int) -> Draw:
         rng = random.Random(seed)
-        return lambda: rng.choice(seconds)
+        return lambda: rng.choices(seconds, weights)[0]
 
     return make
 

@@ -42,6 +42,21 @@ def test_durations_of_a_run_are_drawn_again(run, capsys):
     assert "rollouts take" in capsys.readouterr().out
 
 
+def test_durations_of_a_histogram_are_drawn_by_their_counts(tmp_path, capsys):
+    (tmp_path / "bins.csv").write_text("2,99\n\n4.5,0\n100,1\n")
+    assert main(["simulate", str(tmp_path / "bins.csv"), *SMALL, "--policies", "synchronous"]) == 0
+    assert "2.0 s in the median" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("2,x", "line 1"), ("", "holds no durations"), ("-1", "line 1")]
+)
+def test_a_line_that_is_no_bin_is_an_error(tmp_path, capsys, text, message):
+    (tmp_path / "bins.csv").write_text(text)
+    assert main(["simulate", str(tmp_path / "bins.csv"), *SMALL]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", ["uniform:1,2", "lognormal:", "pareto:0,0", "lognormal:a,b", "nowhere"])
 def test_what_is_no_distribution_is_an_error_that_says_what_is(words, capsys):
     assert main(["simulate", words, *SMALL]) == 2

@@ -57,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slime simulate", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "durations",
-        help="lognormal:MEDIAN,SIGMA, pareto:LEAST,ALPHA, constant:SECONDS, a file with a line SECONDS[,COUNT] "
-        "for each bin, or the --run-dir of a run",
+        help="lognormal:MEDIAN,SIGMA, pareto:LEAST,ALPHA, constant:SECONDS, a file of lines SECONDS[,COUNT], "
+        "or the --run-dir of a run",
     )
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
     parser.add_argument("--max-staleness", nargs="+", type=_positive, default=[1, 2, 4, 8], metavar="K")

@@ -264,7 +264,12 @@ class EngineConfig:
     context_length: int | None = flag(
         None, "most tokens of a request (default: the model's)", "int", at_least=2
     )
-    num_threads: int | None = flag(None, "CPU threads of generation (default: all cores)", "int", at_least=1)
+    num_threads: int | None = flag(
+        None,
+        "CPU threads of generation (default: all cores, half of them beside training)",
+        "int",
+        at_least=1,
+    )
     enable_deterministic_inference: bool = flag(
         False,
         "answers do not depend on what else is asked: one request at a time, no prefix reuse; slow",

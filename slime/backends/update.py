@@ -17,6 +17,7 @@ from slime.backends.checks import check_groups, check_trains
 from slime.backends.critic_update import CriticTraining, train_critic, values_before
 from slime.backends.factors import Factors, needs_trainer_log_probs, step_factors
 from slime.backends.hooks import NO_HOOKS, TrainHooks
+from slime.backends.postprocess import Postprocess
 from slime.backends.rollout_data import hooked_inputs
 from slime.config.training_sections import AlgorithmConfig
 from slime.errors import DataError
@@ -94,17 +95,17 @@ def train_on_rollouts(
     deal = _deal(samples, rollouts_per_step, carry)
     steps, stale = deal.steps, deal.stale(max(policy_version, *(s.policy_version for s in samples)))
     before = _log_probs(trainer, _rows_to_score(deal, stale, algorithm, hooks), reference=False)
-    old = _old_log_probs(steps, stale, before, algorithm)
-    old = {**before, **old} if hooks.loss is not None else old
+    old = _old_log_probs(steps, stale, before, algorithm, hooks)
     reference = _reference_log_probs(trainer, deal.rows, algorithm)
     values = None if critic is None else values_before(critic.critic, _flat(steps))
     inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values)
-    found = _advantages(samples, inputs, algorithm, hooks)
-    weights = [_weights(step, algorithm) for step in steps]
-    rollout = _rollout_metrics(samples, found) | {"steps": float(len(steps)), "stale_rows": float(len(stale))}
+    samples, found = _advantages(samples, inputs, algorithm, hooks)
+    deal = deal.with_rows(samples)
+    weights = [_weights(step, algorithm) for step in deal.steps]
+    rollout = _rollout_metrics(samples, found, deal, stale)
     critic_steps: list[dict[str, float]] = []
     if critic is not None and values is not None:
-        critic_steps, explained = train_critic(critic, steps, weights, values=values, found=found)
+        critic_steps, explained = train_critic(critic, deal.steps, weights, values=values, found=found)
         rollout |= explained
         if critic.alone:
             return RolloutUpdate(steps=[], rollout=rollout, critic_steps=critic_steps)
@@ -112,7 +113,7 @@ def train_on_rollouts(
     check_groups(samples, advantages, algorithm)
     advantages |= deal.waited
     metrics = []
-    for step, weight in zip(steps, weights, strict=True):
+    for step, weight in zip(deal.steps, weights, strict=True):
         ratios = _sequence_ratios(trainer, step, old) if _needs_sequence_ratio(algorithm) else {}
         factors, factor_metrics = step_factors(step, {**before, **old}, weight, algorithm, hooks)
         kept = reference if algorithm.use_kl_loss else {}
@@ -140,6 +141,15 @@ class _Deal:
         """All rows."""
         return [*_flat(self.steps), *self.rest]
 
+    def with_rows(self, samples: Sequence[TrainSample]) -> _Deal:
+        """The same deal of `samples`, whose masks may be others; rows that waited stay as they are."""
+        by_index = {sample.index: sample for sample in samples}
+
+        def renewed(rows: Sequence[TrainSample]) -> list[TrainSample]:
+            return [by_index.get(row.index, row) for row in rows]
+
+        return _Deal([renewed(step) for step in self.steps], renewed(self.rest), self.waited)
+
     def stale(self, newest: int) -> frozenset[int]:
         """Indices of the rows that train now and were sampled by another policy than version `newest`."""
         rows = [sample for sample in _flat(self.steps) if sample.trained_tokens]
@@ -162,8 +172,8 @@ def _deal(samples: Sequence[TrainSample], rollouts_per_step: int, carry: Carry |
 
 def _advantages(
     samples: Sequence[TrainSample], inputs: TokenInputs, algorithm: AlgorithmConfig, hooks: TrainHooks
-) -> TokenAdvantages:
-    """The estimator's, or the user's; zeros where none are wanted."""
+) -> tuple[Sequence[TrainSample], TokenAdvantages]:
+    """The estimator's, or the user's; zeros where none are wanted. And the rows, post-processed like them."""
     teacher = {s.index: s.teacher_log_probs for s in samples if s.teacher_log_probs is not None}
     inputs = replace(inputs, teacher_log_probs=teacher)
     if not algorithm.compute_advantages_and_returns:
@@ -171,7 +181,10 @@ def _advantages(
     estimator = _estimator(algorithm)
     if hooks.advantages is not None:
         inputs = hooked_inputs(samples, estimator, inputs, hooks.advantages, hooks.args)
-    return token_advantages(samples, estimator, inputs)
+    found = token_advantages(samples, estimator, inputs)
+    if hooks.postprocess is None:
+        return samples, found
+    return Postprocess(hooks.postprocess, hooks.args, hooks.rollout_id)(samples, estimator, inputs, found)
 
 
 def _reference_log_probs(
@@ -213,7 +226,7 @@ def _weights(step: Sequence[TrainSample], algorithm: AlgorithmConfig) -> dict[in
 def _estimator(algorithm: AlgorithmConfig) -> Estimator:
     return Estimator(
         name=estimator_name(algorithm.advantage_estimator),
-        normalise_rewards=algorithm.rewards_normalization and not algorithm.custom_reward_post_process_path,
+        normalise_rewards=algorithm.rewards_normalization and not algorithm.gives_final_rewards,
         scale_by_std=algorithm.grpo_std_normalization,
         gamma=algorithm.gamma,
         lambd=algorithm.lambd,
@@ -241,7 +254,8 @@ def _rows_to_score(
     deal: _Deal, stale: AbstractSet[int], algorithm: AlgorithmConfig, hooks: TrainHooks
 ) -> list[TrainSample]:
     """Rows whose log-probs under the weights before the first step are needed."""
-    has_users = hooks.advantages is not None or hooks.loss is not None
+    users = (hooks.advantages, hooks.loss, hooks.postprocess)
+    has_users = any(hook is not None for hook in users)
     if algorithm.kl_coef or algorithm.use_opd or has_users or needs_trainer_log_probs(algorithm, hooks):
         return deal.rows
     if algorithm.use_rollout_logprobs:
@@ -254,13 +268,17 @@ def _old_log_probs(
     stale: AbstractSet[int],
     before: LogProbs,
     algorithm: AlgorithmConfig,
+    hooks: TrainHooks,
 ) -> LogProbs:
+    """By sample index; for the user's loss of every row, else only where it is another than the row's own."""
+    own = before if hooks.loss is not None else {}
     if algorithm.use_rollout_logprobs:
-        return {sample.index: _recorded(sample, "--use-rollout-logprobs needs") for sample in _flat(steps)}
+        needed = {s.index: _recorded(s, "--use-rollout-logprobs needs") for s in _flat(steps)}
+        return {**own, **needed}
     older = [sample for sample in _flat(steps) if sample.index in stale]
     recorded = {s.index: _recorded(s, f"a row of older policy {s.policy_version} needs") for s in older}
     later = [s.index for s in _flat(steps[1:]) if s.index not in stale and s.trained_tokens]
-    return {**recorded, **{index: before[index] for index in later}}
+    return {**own, **recorded, **{index: before[index] for index in later}}
 
 
 def _recorded(sample: TrainSample, reason: str) -> tuple[float, ...]:
@@ -306,7 +324,9 @@ def _step_rows(
     ]
 
 
-def _rollout_metrics(samples: Sequence[TrainSample], advantages: TokenAdvantages) -> dict[str, float]:
+def _rollout_metrics(
+    samples: Sequence[TrainSample], advantages: TokenAdvantages, deal: _Deal, stale: AbstractSet[int]
+) -> dict[str, float]:
     voting = [sample for sample in samples if sample.votes]
     values = [_mean_where_trained(sample, advantages.advantages[sample.index]) for sample in voting]
     equal = sum(advantages.zero_std_groups.values())
@@ -320,6 +340,8 @@ def _rollout_metrics(samples: Sequence[TrainSample], advantages: TokenAdvantages
         "samples": float(len(values)),
         "samples_without_vote": float(len(samples) - len(values)),
         "tokens": float(sum(sample.trained_tokens for sample in samples)),
+        "steps": float(len(deal.steps)),
+        "stale_rows": float(len(stale)),
     }
 
 

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 _ADVANTAGES = (
     "make the advantages of a token depend on its rollout (rollout_ids, trained tokens), never on the "
     "number, length or order of rows",
-    ("custom_reward_post_process_path", "custom_advantage_function_path"),
+    (
+        "custom_reward_post_process_path",
+        "custom_advantage_function_path",
+        "rollout_data_postprocess_path",
+    ),
 )
 _REMEDIES = {
     "advantages": _ADVANTAGES,

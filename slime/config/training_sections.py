@@ -57,6 +57,9 @@ class AlgorithmConfig:
     custom_reward_post_process_path: str | None = flag(
         None, "hook that shapes the rewards of a step, in place of their normalisation", "str"
     )
+    custom_convert_samples_to_train_data_path: str | None = flag(
+        None, "hook that makes the rows of training of a step's samples, rewards included", "str"
+    )
     normalize_advantages: bool = flag(
         False, "whiten advantages over the trained tokens of a rollout step", "switch"
     )
@@ -144,6 +147,14 @@ class AlgorithmConfig:
     custom_advantage_function_path: str | None = flag(
         None, "hook that makes the advantages, in place of the estimator", "str"
     )
+    rollout_data_postprocess_path: str | None = flag(
+        None, "hook that changes advantages or loss masks of a rollout step before it trains", "str"
+    )
+
+    @property
+    def gives_final_rewards(self) -> bool:
+        """Whether a hook gives rewards that are taken as they are, without normalisation."""
+        return bool(self.custom_reward_post_process_path or self.custom_convert_samples_to_train_data_path)
 
 
 @dataclass(frozen=True, kw_only=True)

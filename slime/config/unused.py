@@ -42,6 +42,7 @@ _POLICY_FLAGS = tuple(
         "loss_type",
         "compute_advantages_and_returns",
         "loss_mask_type",
+        "custom_convert_samples_to_train_data_path",
         "loss_aggregation",
         "loss_aggregation_tokens",
         "calculate_per_token_loss",
@@ -77,17 +78,16 @@ def _all_need(dests: Iterable[str], used: object, needs: str) -> list[Rule]:
 def _rewards(config: Config) -> list[Rule]:
     algorithm, reward = config.algorithm, config.reward
     is_rloo = algorithm.advantage_estimator == "rloo"
-    own = not algorithm.custom_reward_post_process_path
+    hooks = ("custom_reward_post_process_path", "custom_convert_samples_to_train_data_path")
+    own = not algorithm.gives_final_rewards
     return [
         ("rewards_normalization", takes_groups(algorithm) and not is_rloo, "an estimator with this choice"),
         *_all_need(
             ("rewards_normalization", "grpo_std_normalization"), own, "slime's own normalisation of rewards"
         ),
         ("grpo_std_normalization", algorithm.rewards_normalization, "reward normalisation"),
-        (
-            "custom_reward_post_process_path",
-            not is_rloo,
-            "an estimator that takes rewards as they are (no --advantage-estimator rloo)",
+        *_all_need(
+            hooks, not is_rloo, "an estimator that takes rewards as they are (no --advantage-estimator rloo)"
         ),
         ("rm_type", reward.custom_rm_path is None, "the built-in rewards (no --custom-rm-path)"),
         (

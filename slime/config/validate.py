@@ -97,6 +97,8 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("use_rs", "use_rollout_logprobs"),
         ("custom_tis_function_path", "use_rs"),
         ("custom_reward_post_process_path", "sibling_reward"),
+        ("custom_reward_post_process_path", "custom_convert_samples_to_train_data_path"),
+        ("custom_convert_samples_to_train_data_path", "sibling_reward"),
         ("custom_pg_loss_reducer_function_path", "loss_aggregation"),
         ("use_kl_loss", "kl_coef"),
         ("calculate_per_token_loss", "loss_aggregation"),
@@ -328,7 +330,8 @@ def _cannot_learn(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     has_other_signal = bool(
         algorithm.use_opd
         or algorithm.custom_advantage_function_path
-        or algorithm.custom_reward_post_process_path
+        or algorithm.gives_final_rewards
+        or algorithm.rollout_data_postprocess_path
     )
     if data.n_samples_per_prompt == 1 and compares and not has_other_signal:
         yield Problem(

@@ -129,7 +129,7 @@ class TrainActor:
             samples,
             algorithm=self._config.algorithm,
             rollouts_per_step=self._plan.rollouts_per_optimizer_step,
-            hooks=self._hooks,
+            hooks=replace(self._hooks, rollout_id=step),
             critic=self._critic_training(step),
             carry=self._carry(step),
             policy_version=step if self._config.overlaps else 0,

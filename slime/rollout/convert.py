@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from slime.errors import DataError
@@ -16,6 +17,7 @@ from slime.rollout.boundary import check_trainable, vocabulary_size
 from slime.rollout.groups import flatten, rollouts_of
 from slime.rollout.reward_shaping import shaped_rewards
 from slime.rollout.rm_hub.validity import check_reward_key, checked_reward, reward_source, sample_name
+from slime.rollout.train_data import ConvertedRow, converted_rows
 from slime.train.batch import Reward, TrainSample
 from slime.train.rewards import check_listed, read_reward
 from slime.utils.types import Sample
@@ -29,10 +31,12 @@ def to_train_samples(groups: Iterable[Any], args: Any) -> list[TrainSample]:
     """Convert the groups of a rollout step, flat or nested.
 
     Ids that a rollout function left unset are filled with fresh ones. `TrainSample.index` counts the samples
-    as `flatten(groups)` gives them.
+    as `flatten(groups)` gives them; with ``--custom-convert-samples-to-train-data-path`` the rows of the
+    hook, and after them the samples that do not vote, which it does not see (law 4).
 
     Raises:
-        HookError, RewardError: a voting sample that cannot train; names field and lengths.
+        HookError, RewardError: a voting sample or a row of the hook that cannot train; names field and
+            lengths.
         DataError: one rollout id in two groups, a weight version that is not a number, or a voting sample
             with images.
     """
@@ -41,6 +45,11 @@ def to_train_samples(groups: Iterable[Any], args: Any) -> list[TrainSample]:
     _check_rollout_ids(listed)
     samples = list(flatten(listed))
     voting = [sample for sample in samples if _votes(sample)]
+    converted = converted_rows(voting, args)
+    if converted is not None:
+        void = [sample for sample in samples if not _votes(sample)]
+        rows = [_converted(index, row) for index, row in enumerate(converted)]
+        return [*rows, *(_void_row(index, sample) for index, sample in enumerate(void, len(rows)))]
     for sample in voting:
         _check(sample, args)
     rewards = _rewards(voting, args)
@@ -127,6 +136,13 @@ def _row(index: int, sample: Sample, reward: Reward) -> TrainSample:
         raw_reward=None if raw is None else float(raw),
         teacher_log_probs=None if teacher is None else tuple(teacher),
     )
+
+
+def _converted(index: int, row: ConvertedRow) -> TrainSample:
+    for source in row.sources:
+        _check_text_only(source)
+    version = min(policy_version(source) for source in row.sources)
+    return replace(_row(index, row.sample, row.reward), policy_version=version)
 
 
 def _check_text_only(sample: Sample) -> None:

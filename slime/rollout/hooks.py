@@ -55,7 +55,9 @@ CONTRACTS: dict[str, Contract] = {
     ),
     "custom_eval_rollout_log_function_path": Contract(("rollout_id", "args", "data", "extra_metrics")),
     "custom_reward_post_process_path": Contract(("args", "samples")),
+    "custom_convert_samples_to_train_data_path": Contract(("args", "samples")),
     "custom_advantage_function_path": Contract(("args", "rollout_data")),
+    "rollout_data_postprocess_path": Contract(("args", "rollout_id", "rollout_data")),
     "custom_loss_function_path": Contract(("args", "batch", "logits", "sum_of_sample_mean")),
     "custom_tis_function_path": Contract(
         ("args",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from slime.contracts.stage import Stage
 from slime.errors import HookError, SlimeError
 from slime.rollout.boundary import check_trainable, checked_siblings
 from slime.rollout.buffer_filter import take_from_buffer
+from slime.rollout.convert import to_train_samples
 from slime.rollout.filter_hub import (
     DynamicFilterOutput,
     call_dynamic_filter,
@@ -31,6 +33,8 @@ from slime.rollout.log_hooks import has_logged
 from slime.rollout.reward_shaping import shaped_rewards
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.tasks import bounded, in_thread
+from slime.train.batch import TrainSample
+from slime.train.rewards import total_reward
 
 _BOTH_FORMS = (
     "a group is a list of Samples, or of lists of siblings where rollouts fan out; "
@@ -205,6 +209,32 @@ def shapes_rewards(case: HookCase) -> str:
     return "of flat and nested groups"
 
 
+def converts_samples(case: HookCase) -> str:
+    """It gives a dict of lists with one entry a row: rows that can train, at least one for every rollout."""
+    rows = 0
+    for form in FORMS:
+        made = groups(form, 3, case.key)
+        with _unchanged(made, "the samples as they were"):
+            rows += len(_converted(case, made))
+    return f"{rows} rows of flat and nested groups"
+
+
+def converts_by_rollout(case: HookCase) -> None:
+    """How rollouts are cut into samples does not change what they are rewarded with (law 3)."""
+    flat, nested = (
+        {row.rollout_id: row for row in _converted(case, groups(form, 3, case.key))} for form in FORMS
+    )
+    for rollout, row in flat.items():
+        rewards = [total_reward(either.reward) for either in (row, nested[rollout])]
+        if not isinstance(row.reward, float) or math.isclose(*rewards, rel_tol=1e-6, abs_tol=1e-9):
+            continue
+        raise broken(
+            "one reward for the same rollout, as one sample or as siblings",
+            f"{rewards[0]:g} and {rewards[1]:g} for rollout {rollout}",
+            "make rewards of rollouts, by rollout_id (slime.rollout.groups.rollouts_of), not of samples",
+        )
+
+
 def logs_rollouts(case: HookCase) -> str:
     """It takes the samples and metrics of a step, with failures among them, and gives True (it has logged
     them) or False (slime logs as well)."""
@@ -239,6 +269,7 @@ CONTRACTS: dict[str, tuple[Callable[[HookCase], str | None], ...]] = {
     "rollout_sample_filter_path": (takes_the_call, marks_samples_only),
     "rollout_all_samples_process_path": (takes_the_call, sees_all_groups),
     "custom_reward_post_process_path": (takes_the_call, shapes_rewards),
+    "custom_convert_samples_to_train_data_path": (takes_the_call, converts_samples, converts_by_rollout),
     "custom_rollout_log_function_path": (takes_the_call, logs_rollouts),
     "custom_eval_rollout_log_function_path": (takes_the_call, logs_evaluations),
 }
@@ -286,6 +317,13 @@ class _unchanged:  # noqa: N801 - reads as a statement: with _unchanged(groups, 
 def _verdict(case: HookCase, hook: Hook, made: Any) -> DynamicFilterOutput:
     output: DynamicFilterOutput = case.call(call_dynamic_filter, hook, case.stage.args, made)
     return output
+
+
+def _converted(case: HookCase, made: list[Any]) -> list[TrainSample]:
+    _ = case.callable_hook
+    args = case.stage.args.with_values(custom_convert_samples_to_train_data_path=case.path)
+    rows: list[TrainSample] = case.call(to_train_samples, made, args)
+    return rows
 
 
 def _logs(case: HookCase, *values: Any) -> bool:

@@ -38,6 +38,9 @@ CONTRACTS: dict[str, tuple[Contract, ...]] = {
     "rollout_sample_filter_path": group_hooks.CONTRACTS["rollout_sample_filter_path"],
     "rollout_all_samples_process_path": group_hooks.CONTRACTS["rollout_all_samples_process_path"],
     "custom_reward_post_process_path": group_hooks.CONTRACTS["custom_reward_post_process_path"],
+    "custom_convert_samples_to_train_data_path": group_hooks.CONTRACTS[
+        "custom_convert_samples_to_train_data_path"
+    ],
     "custom_rollout_log_function_path": group_hooks.CONTRACTS["custom_rollout_log_function_path"],
     "custom_eval_rollout_log_function_path": group_hooks.CONTRACTS["custom_eval_rollout_log_function_path"],
     rollout_function.DEST: rollout_function.CONTRACTS,

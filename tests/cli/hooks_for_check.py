@@ -37,6 +37,18 @@ def none(args, rollout_data):
     rollout_data["advantages"] = [torch.zeros(length) for length in rollout_data["response_lengths"]]
 
 
+def scaled_by_rollout(args, rollout_id, rollout_data):
+    """Advantages times a number of the rollout."""
+    for rollout, advantages in zip(rollout_data["rollout_ids"], rollout_data["advantages"], strict=True):
+        advantages *= 1 + rollout
+
+
+def scaled_by_row(args, rollout_id, rollout_data):
+    """Advantages over the length of the row."""
+    for length, advantages in zip(rollout_data["response_lengths"], rollout_data["advantages"], strict=True):
+        advantages /= length
+
+
 def longest(total_lengths, response_lengths, masks, per_token):
     """A reducer that divides by the longest rollout."""
     return lambda loss: loss.sum() / max(response_lengths)

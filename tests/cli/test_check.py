@@ -6,6 +6,7 @@ from slime.cli import main
 
 HOOKS = "tests.cli.hooks_for_check"
 ADVANTAGES = "--custom-advantage-function-path"
+POSTPROCESS = "--rollout-data-postprocess-path"
 REWARDS = "--custom-reward-post-process-path"
 LOSS = ("--loss-type", "custom_loss", "--custom-loss-function-path")
 
@@ -26,7 +27,7 @@ def test_what_holds_says_so_check_by_check(capsys, estimator):
 @pytest.mark.parametrize(
     "flags",
     [
-        [ADVANTAGES, f"{HOOKS}.by_rollout"],
+        [ADVANTAGES, f"{HOOKS}.by_rollout", POSTPROCESS, f"{HOOKS}.scaled_by_rollout"],
         ["--custom-pg-loss-reducer-function-path", f"{HOOKS}.longest"],
         [REWARDS, f"{HOOKS}.doubled", "--reward-key", "score"],
         [*LOSS, f"{HOOKS}.likelihood"],
@@ -59,6 +60,12 @@ def test_a_loss_that_counts_rows_fails_by_name(capsys):
     failed = [line for line in printed.out.splitlines() if line.startswith("FAIL")]
     assert "micro-batches of 2 rows" in failed[0]
     assert f"change: {LOSS[-1]} {HOOKS}.mean_of_rows: let the loss be a sum over tokens" in printed.out
+
+
+def test_a_post_processing_that_looks_at_rows_fails_by_name(capsys):
+    code, printed = check(capsys, POSTPROCESS, f"{HOOKS}.scaled_by_row")
+    assert code == 1
+    assert f"change: {POSTPROCESS} {HOOKS}.scaled_by_row: make the advantages" in printed.out
 
 
 def test_a_hook_of_chance_fails_the_repetition(capsys):

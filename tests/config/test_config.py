@@ -207,9 +207,30 @@ def test_a_run_that_never_trains_the_actor_says_so(base):
     assert any("the actor is never trained" in problem.message for problem in config.warnings)
 
 
-@pytest.mark.parametrize("hook", ["--custom-advantage-function-path", "--custom-reward-post-process-path"])
+CONVERT = "--custom-convert-samples-to-train-data-path"
+POSTPROCESS = "--rollout-data-postprocess-path"
+
+
+@pytest.mark.parametrize(
+    "hook",
+    ["--custom-advantage-function-path", "--custom-reward-post-process-path", CONVERT, POSTPROCESS],
+)
 def test_advantages_of_the_users_own_need_no_group(base, hook):
     assert load_config([*base, hook, "a.b", "--n-samples-per-prompt", "1"]).data.n_samples_per_prompt == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([CONVERT, "a.b", "--disable-rewards-normalization"], "without slime's own normalisation of rewards"),
+        ([CONVERT, "a.b", "--advantage-estimator", "rloo"], "an estimator that takes rewards as they are"),
+        ([CONVERT, "a.b", "--custom-reward-post-process-path", "a.c"], f"contradicts {CONVERT}"),
+        ([CONVERT, "a.b", "--sibling-reward", "sum"], "contradicts --sibling-reward"),
+        ([POSTPROCESS, "a.b", "--loss-type", "sft_loss"], f"{POSTPROCESS}: has no effect without a policy"),
+    ],
+)
+def test_a_conversion_gives_the_rewards_and_a_post_processing_needs_advantages(base, words, message):
+    assert message in refused([*base, *words])
 
 
 def test_a_teacher_needs_no_group_and_is_compared_at_temperature_1(base):

@@ -9,6 +9,7 @@ from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.groups import flatten
 from slime.rollout.sglang_rollout import generate_rollout
 from slime.utils.types import Sample
+from tests.rollout.converters import rows_of
 
 
 def one_argument(args):
@@ -151,6 +152,19 @@ def shapes_one_list(args, samples):
 
 def shapes_nan(args, samples):
     return [1.0] * len(samples), [float("nan")] * len(samples)
+
+
+def converts_short_masks(args, samples):
+    data = rows_of(args, samples)
+    data["loss_masks"][0] = data["loss_masks"][0][1:]
+    return data
+
+
+def converts_centred_over_samples(args, samples):
+    """The mean over samples counts a rollout of two samples twice."""
+    data = rows_of(args, samples)
+    mean = sum(data["rewards"]) / len(samples)
+    return data | {"rewards": [reward - mean for reward in data["rewards"]]}
 
 
 async def log_later(rollout_id, args, samples, extra_metrics, seconds):

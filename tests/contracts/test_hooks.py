@@ -22,6 +22,7 @@ SHAPE, LOG, EVAL_LOG = (
     "custom_rollout_log_function_path",
     "custom_eval_rollout_log_function_path",
 )
+CONVERT = "custom_convert_samples_to_train_data_path"
 ROLLOUT, EVAL = "rollout_function_path", "eval_function_path"
 
 
@@ -60,6 +61,8 @@ CASES = [
     (ALL, "sees_all_groups", "all_samples_mean", "unsupported operand", "NoneType"),
     (SHAPE, "shapes_rewards", "shapes_one_list", "expected (raw_rewards, rewards)"),
     (SHAPE, "shapes_rewards", "shapes_nan", "nan"),
+    (CONVERT, "converts_samples", "converts_short_masks", "loss_mask has length 2, response_length is 3"),
+    (CONVERT, "converts_by_rollout", "converts_centred_over_samples", "for rollout 0"),
     (LOG, "logs_rollouts", "log_later", "is async, and nobody awaits it"),
     (LOG, "logs_rollouts", "log_every_reward", "NoneType"),
     (EVAL_LOG, "logs_evaluations", "eval_log_text", "returned 'logged', expected True"),

@@ -77,3 +77,28 @@ def double_rewards(args, samples):
 
 def no_advantages(args, rollout_data):
     """Forgets to set them."""
+
+
+def halves_with_ids(args, samples):
+    """Each sample as two rows of its rollout, and rewards around their mean."""
+    mean = sum(sample.reward for sample in samples) / len(samples)
+    rows = [(sample, half) for sample in samples for half in (0, 1)]
+    return {
+        "tokens": [sample.tokens for sample, _ in rows],
+        "response_lengths": [sample.response_length for sample, _ in rows],
+        "loss_masks": [[int(k % 2 == half) for k in range(s.response_length)] for s, half in rows],
+        "rollout_log_probs": [sample.rollout_log_probs for sample, _ in rows],
+        "rewards": [sample.reward - mean for sample, _ in rows],
+        "raw_reward": [sample.reward for sample, _ in rows],
+        "truncated": [0 for _ in rows],
+        "sample_indices": [sample.index for sample, _ in rows],
+        "rollout_ids": [sample.rollout_id for sample, _ in rows],
+        "rollout_mask_sums": [sample.response_length for sample, _ in rows],
+    }
+
+
+def first_tokens_out(args, rollout_id, rollout_data):
+    """Leaves the first response token out, in every rollout step but the first; halves the advantages."""
+    for mask, advantages in zip(rollout_data["loss_masks"], rollout_data["advantages"], strict=True):
+        mask[0] = mask[0] if rollout_id == 0 else 0
+        advantages *= 0.5

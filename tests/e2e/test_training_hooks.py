@@ -28,6 +28,18 @@ def test_hooks_shape_rewards_advantages_and_corrections(world):
     assert all(row["train/my_weight"] == pytest.approx(1.0, abs=1e-3) for row in rows)
 
 
+def test_hooks_convert_samples_and_have_the_last_word(world):
+    world.train(
+        "converted",
+        custom_convert_samples_to_train_data_path="tests.e2e.hooks.halves_with_ids",
+        rollout_data_postprocess_path="tests.e2e.hooks.first_tokens_out",
+    )
+    rows = [row for row in world.metrics("converted") if "train/loss" in row]
+    assert [(row["rollout/rollouts"], row["rollout/samples"]) for row in rows] == [(16, 32), (16, 32)]
+    sampled = [16 * row["rollout/response_len/mean"] for row in rows]
+    assert [row["rollout/tokens"] for row in rows] == pytest.approx([sampled[0], sampled[1] - 16])
+
+
 def test_a_loss_of_the_users_own_trains_while_rollouts_wait(world):
     text = world.train(
         "custom",

@@ -18,6 +18,7 @@ DESTS = (
     "rollout_sample_filter_path",
     "rollout_all_samples_process_path",
     "custom_reward_post_process_path",
+    "custom_convert_samples_to_train_data_path",
     "custom_rollout_log_function_path",
     "custom_eval_rollout_log_function_path",
 )

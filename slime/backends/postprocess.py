@@ -83,8 +83,12 @@ class Postprocess:
                 listed = ", ".join(sorted(map(str, names)))
                 raise self.hook.broke(f"{what} {listed}, and training does not read that", _REMEDY)
         for name, values in before.items():
-            for place, row in enumerate(rows):
-                if len(data[name]) != len(rows) or not _same(data[name][place], values[place]):
+            now = data[name]
+            if not isinstance(now, list) or len(now) != len(rows):
+                found = len(now) if isinstance(now, list) else type(now).__name__
+                raise self.hook.broke(f"changed {name} from a list of {len(rows)} rows to {found}", _REMEDY)
+            for row, value, was in zip(rows, now, values, strict=True):
+                if not _same(value, was):
                     raise self.hook.broke(
                         f"changed {name} of {place_of(row)} ({row.response_length} tokens), which must stay",
                         _REMEDY,
@@ -96,20 +100,22 @@ class Postprocess:
         masks = rows_of_answer(self.hook, "loss_masks", answer, places, lengths)
         changed: dict[int, TrainSample] = {}
         for row, mask in zip(rows, masks, strict=True):
-            for token, (value, was) in enumerate(zip(mask.tolist(), row.loss_mask, strict=True)):
-                problem = (
-                    f"loss_masks of {place_of(row)} is {value:g} at token {token} of {row.response_length}"
-                )
-                if value not in (0, 1):
-                    raise self.hook.broke(f"{problem}, expected 0 or 1")
-                if value > was:
-                    raise self.hook.broke(f"{problem}, which was 0: the policy did not sample it", _LOWER)
-            kept = tuple(int(value) for value in mask.tolist())
+            kept = self._mask(row, mask.tolist())
             if kept != row.loss_mask:
                 changed[row.index] = replace(row, loss_mask=kept)
         if not any(changed.get(row.index, row).trained_tokens for row in rows):
             raise self.hook.broke(f"left no token to train on: the loss_masks of all {len(rows)} rows are 0")
         return changed
+
+    def _mask(self, row: TrainSample, values: Sequence[float]) -> tuple[int, ...]:
+        """The row's mask, checked."""
+        for token, (value, was) in enumerate(zip(values, row.loss_mask, strict=True)):
+            if value not in (0, was):
+                what = f"loss_masks of {place_of(row)} is {value:g} at token {token} of {row.response_length}"
+                if value == 1:
+                    raise self.hook.broke(f"{what}, which was 0: the policy did not sample it", _LOWER)
+                raise self.hook.broke(f"{what}, expected 0 or 1", _LOWER)
+        return tuple(map(int, values))
 
     def _line(
         self, stream: TokenStream, name: str, data: Mapping[str, Any], rows: Sequence[TrainSample]

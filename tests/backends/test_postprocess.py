@@ -251,7 +251,8 @@ def raised(mask):
         ),
         (sets(rewards=first(lambda value: value + 1)), "changed rewards of sample 0 of rollout 0"),
         (sets(rollout_ids=first(lambda value: value + 1)), "changed rollout_ids of sample 0 of rollout 0"),
-        (sets(log_probs=lambda rows: rows[1:]), "changed log_probs of sample 0"),
+        (sets(log_probs=lambda rows: rows[1:]), "changed log_probs from a list of 6 rows to 5"),
+        (sets(kl=lambda rows: None), "changed kl from a list of 6 rows to NoneType"),
     ],
 )
 def test_a_hook_that_breaks_its_contract_is_named(hook, message):

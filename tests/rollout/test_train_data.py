@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from slime.rollout.convert import to_train_samples
 from slime.train.batch import TurnRewards
 from slime.utils.types import Sample
 from tests.backends.test_update import Recorder
+from tests.rollout import converters
 from tests.rollout.converters import rows_of
 from tests.rollout.kit import finished
 
@@ -47,6 +49,13 @@ def entry(place, value):
 def test_the_conversion_of_the_published_slime_gives_the_rows_of_this_one():
     ours = to_train_samples(groups(), SimpleNamespace())
     assert rows(groups()) == [dataclasses.replace(row, raw_reward=row.reward) for row in ours]
+
+
+def test_the_example_of_the_documentation_gives_the_same_rows(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/en/training_hooks.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(converters, "convert", None, raising=False)
+    exec(page.split("```python\n")[1].split("```")[0], vars(converters))
+    assert rows(groups(), "convert") == rows(groups())
 
 
 def test_law_2_groups_and_policy_versions_come_by_id_whatever_the_order():

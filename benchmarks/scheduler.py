@@ -199,8 +199,8 @@ class Rule:
     Attributes:
         counts: bound the groups that are out by count: (version + K + 1) * batch ever admitted, less those
             that were discarded. This is section 5.1 of arXiv:2505.24298 (AReaL) and the documented
-            `sampling_steps_ahead` of the Tinker cookbook. Otherwise groups are admitted as long as fewer
-            than the slots allow are running or waiting to be trained.
+            `sampling_steps_ahead` of the Tinker cookbook. Otherwise groups start as slots become free, as
+            long as no more than one batch waits beside full slots.
         drops: when a batch is formed, discard finished groups that are older than K; others are drawn.
         cancels: on each new version, cancel running groups that are older than K, and draw others.
     """
@@ -286,16 +286,14 @@ class Play:
         return True
 
     def _admit(self) -> None:
-        most = self.size.slots // SIZE
+        free = self.size.slots // SIZE - len(self.running)
         out = len(self.running) + len(self.finished)
-        room = most - out
-        if self.rule.counts:
-            assert self.rule.bound is not None
-            room = min(
-                (self.version + self.rule.bound + 1) * GROUPS - self.taken - out, most - len(self.running)
-            )
-        elif self.rule.bound is None:
-            room = most - len(self.running)
+        room = free
+        if self.rule.bound is not None:
+            most = self.size.slots // SIZE + GROUPS
+            if self.rule.counts:
+                most = (self.version + self.rule.bound + 1) * GROUPS - self.taken
+            room = min(free, most - out)
         for _ in range(room):
             seconds = [self.trace() for _ in range(SIZE)]
             end = self.now + max(seconds)

@@ -14,7 +14,7 @@ from typing import Any
 from slime.rollout.events import EventLog
 from slime.rollout.group_run import GroupRun
 from slime.rollout.outcome import Rollout
-from slime.rollout.pacing import is_late
+from slime.rollout.pacing import late_after
 from slime.rollout.stopping import Stop
 
 STOP_SECONDS = 30.0
@@ -65,10 +65,10 @@ class Flight:
 
     def cut_late(self, percentile: float) -> None:
         """Cut groups that run longer than this share of those before, and are due before any finished one."""
+        limit = late_after(self._durations, percentile)
         now, first = self._clock(), min(run.due for run in self.finished)
         for run in self.running.values():
-            late = is_late(now - run.started, self._durations, percentile)
-            if late and run.due < first and run.stop.reason is None:
+            if now - run.started > limit and run.due < first and run.stop.reason is None:
                 self._log.write("cut", group=run.key[0], seconds=now - run.started)
                 cut = asyncio.create_task(run.stop.stop(Stop.CUT, STOP_SECONDS))
                 self._cuts.add(cut)

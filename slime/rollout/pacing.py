@@ -7,10 +7,13 @@ first is feasible), so that no group has to be dropped for its age. Pure; after 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 UNBOUNDED = 1 << 30
+ENOUGH = 16
+"""Durations from which a share of them means something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +68,8 @@ class Pacing:
         return max(0, due - later) - sum(other <= until for other in accepted)
 
 
-def is_late(elapsed: float, durations: Sequence[float], percentile: float) -> bool:
-    """Whether a rollout runs longer than this share of those that finished.
-
-    Args:
-        durations: seconds; too few tell nothing.
-    """
-    if percentile >= 1 or len(durations) < 16:
-        return False
-    ranked = sorted(durations)
-    return elapsed > ranked[min(int(percentile * len(ranked)), len(ranked) - 1)]
+def late_after(durations: Sequence[float], percentile: float) -> float:
+    """The seconds that this share of the rollouts stayed within; infinite where they are too few."""
+    if percentile >= 1 or len(durations) < ENOUGH:
+        return math.inf
+    return sorted(durations)[min(int(percentile * len(durations)), len(durations) - 1)]

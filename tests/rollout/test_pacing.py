@@ -1,11 +1,12 @@
 import heapq
+import math
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.rollout.pacing import UNBOUNDED, Pacing, is_late
+from slime.rollout.pacing import UNBOUNDED, Pacing, late_after
 
 
 @dataclass
@@ -181,6 +182,6 @@ def test_without_a_bound_there_is_always_room():
 @pytest.mark.parametrize(("elapsed", "late"), [(15.0, False), (16.5, False), (17.5, True)])
 def test_late_is_longer_than_the_percentile_of_enough_others(elapsed, late):
     durations = [float(second) for second in range(1, 21)]
-    assert is_late(elapsed, durations, 0.8) is late
-    assert not is_late(elapsed, durations[:15], 0.8)
-    assert not is_late(elapsed, durations, 1.0)
+    assert (elapsed > late_after(durations, 0.8)) is late
+    assert late_after(durations[:15], 0.8) == math.inf
+    assert late_after(durations, 1.0) == math.inf

@@ -25,6 +25,7 @@ from slime.agent.sandbox import (
     SandboxFileNotFoundError,
 )
 from slime.agent.sandbox.box.processes import all_pids
+from slime.agent.sandbox.leases import read_leases
 
 SMALL = Limits(memory=64 << 20, processes=64, disk=16 << 20, files=500, seconds=60)
 FORK_BOMB = "import os, time\nwhile True:\n try: os.fork()\n except OSError: time.sleep(0.01)"
@@ -39,6 +40,11 @@ REQUIRE = sys.argv[1] if __name__ == "__main__" and len(sys.argv) > 1 else None
 def box(limits: Limits = SMALL, **options) -> LocalSandbox:
     """A box of the backend under test."""
     return LocalSandbox(limits=limits, require=options.pop("require", REQUIRE), **options)
+
+
+def own_leases() -> set[str]:
+    """Boxes of this process: others may have theirs at the same time."""
+    return {lease.id for lease in read_leases() if lease.owner == os.getpid()}
 
 
 def tag() -> str:

@@ -22,8 +22,7 @@ from slime.agent.sandbox import (
     exec_and_wait,
 )
 from slime.agent.sandbox.backends import BACKENDS, choose
-from slime.agent.sandbox.leases import read_leases
-from tests.agent.sandbox.escapes import DAEMON, tag, until_gone, with_argument
+from tests.agent.sandbox.escapes import DAEMON, own_leases, tag, until_gone, with_argument
 
 
 def run(coroutine):
@@ -268,7 +267,7 @@ def test_what_cannot_be_a_box_is_refused_and_leaves_nothing():
         async with LocalSandbox(*arguments, **options):
             pass
 
-    before = read_leases()
+    before = own_leases()
     with pytest.raises(SandboxError, match="not a directory"):
         run(scenario("/no/such/image"))
     with pytest.raises(SandboxError, match="working directory"):
@@ -277,7 +276,7 @@ def test_what_cannot_be_a_box_is_refused_and_leaves_nothing():
         run(scenario(binds={"/no/such": "/opt/x"}))
     with pytest.raises(SandboxError, match="Limits.memory"):
         Limits(memory=0)
-    assert read_leases() == before
+    assert own_leases() == before
 
 
 def test_a_bind_below_the_hosts_programs_is_refused_without_touching_them(tmp_path):
@@ -289,11 +288,11 @@ def test_a_bind_below_the_hosts_programs_is_refused_without_touching_them(tmp_pa
         async with LocalSandbox(binds={str(tmp_path): "/usr/local/not-there"}):
             pass
 
-    before = read_leases()
+    before = own_leases()
     with pytest.raises(SandboxError, match="not-there"):
         run(scenario())
     assert not Path("/usr/local/not-there").exists()
-    assert read_leases() == before
+    assert own_leases() == before
 
 
 def test_the_plain_backend_says_what_it_does_not_keep_apart():

@@ -32,7 +32,7 @@ from slime.config.training_sections import AlgorithmConfig, CriticConfig, TrainC
 from slime.config.validate import validate
 from slime.errors import ConfigError
 
-__all__ = ["Config", "load_config"]
+__all__ = ["FULLY_ASYNC", "Config", "load_config"]
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 
 
@@ -78,6 +78,12 @@ class Config:
     def overlaps(self) -> bool:
         """Whether rollouts are made while the trainer trains."""
         return (self.rollout.async_training or self.is_fully_async) and not self.train_only
+
+    @property
+    def keeps_rollouts(self) -> bool:
+        """Whether some of what trains may have been sampled before the last weight update."""
+        surplus = (self.rollout.over_sampling_batch_size or 0) > (self.data.rollout_batch_size or 0)
+        return not self.train_only and (self.overlaps or self.rollout.partial_rollout or surplus)
 
     @property
     def learns_from_data(self) -> bool:

@@ -174,11 +174,17 @@ def _asynchrony(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "excludes asynchronous rollouts: which weights sample which token is a matter of time",
             "leave one of them out",
         )
-    if config.is_fully_async and config.rollout.max_staleness == 0:
+    if config.rollout.max_staleness == 0:
         yield Problem(
             "--max-staleness",
             "0 lets no rollout go on while the trainer trains",
-            "at least 1, or the default rollout function",
+            "at least 1, or the default rollout function without --async-training",
+        )
+    if config.is_fully_async and config.run.debug_rollout_only:
+        yield Problem(
+            "--rollout-function-path",
+            "fully asynchronous rollouts wait for new weights, which nobody makes with --debug-rollout-only",
+            "the default rollout function",
         )
 
 

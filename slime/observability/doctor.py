@@ -8,6 +8,7 @@ system that the processes share.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from slime.errors import DataError
 
 FOLDER = "doctor"
 NAME_VARIABLE, FOLDER_VARIABLE = "SLIME_PROCESS_NAME", "SLIME_DOCTOR_FOLDER"
+logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 _WAITING = ("/threading.py", "/queue.py", "/ray/_private/worker.py")
 ANSWER_SECONDS = 10.0
@@ -62,7 +64,10 @@ class Patient:
             if question and question != self._answered:
                 self._answered = question
                 answer = f"{question}\n{self._describe()}\n{_threads()}"
-                _write(self._folder / f"{_file_name(self._name)}.txt", answer)
+                try:
+                    _write(self._folder / f"{_file_name(self._name)}.txt", answer)
+                except OSError as error:
+                    logger.error("the question of slime doctor cannot be answered: %s", error)
 
 
 def patient_of_environment(describe: Callable[[], str]) -> Patient | None:

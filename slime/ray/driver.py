@@ -103,11 +103,9 @@ class Driver:
             update = actors.train(step, batch.samples)
             self._trained = self._trained.after(batch.samples)
             metrics |= update.metrics()
-            if not self._config.is_fully_async and step + 1 in self._calls:
-                self._console.phase(f"step {step + 1}: rollout", plan.prompts_per_rollout_step)
-                self._batches[step + 1] = self._batch_of(step + 1)
-            self._console.phase(f"step {step}: weights")
-            metrics |= actors.synchronise(step + 1)
+            if self._has_next_batch(step + 1):
+                self._console.phase(f"step {step}: weights")
+                metrics |= actors.synchronise(step + 1)
         metrics["perf/step_time"] = time.perf_counter() - started
         self._tracker.log(metrics | {"rollout/step": float(step)}, step)
         self._console.step(step, metrics)
@@ -117,6 +115,18 @@ class Driver:
         """Let a step be generated while the one before trains."""
         if self._config.overlaps and self._actors.trains and step < self._plan.rollout_steps:
             self._calls[step] = self._actors.begin_generate(step)
+
+    def _has_next_batch(self, step: int) -> bool:
+        """Wait for a batch that is made by the weights before the update; False if a stop is asked meanwhile,
+        which ends the run once the step that has trained is logged and saved."""
+        if self._config.is_fully_async or step not in self._calls:
+            return True
+        self._console.phase(f"step {step}: rollout", self._plan.prompts_per_rollout_step)
+        try:
+            self._batches[step] = self._batch_of(step)
+        except StopRequested:
+            return False
+        return True
 
     def _batch_of(self, step: int) -> RolloutBatch:
         if step in self._batches:

@@ -136,9 +136,11 @@ class RolloutManager:
         root = Path(self._args.save)
         before = _stamps(root)
         if self._overlaps:
-            run_blocking(_save_with_unfinished(self._source, root, rollout_id))
+            groups = run_blocking(_saved_with_unfinished(self._source, rollout_id))
+            unfinished.save(root, rollout_id, groups)
         else:
             self._source.save(rollout_id)
+            unfinished.remove(root, rollout_id)
         written = [path for path, stamp in _stamps(root).items() if before.get(path) != stamp]
         number = re.compile(rf"(?<!\d)0*{rollout_id}(?!\d)")
         return declare(root, [path for path in written if number.search(str(path.relative_to(root)))])
@@ -171,10 +173,10 @@ class RolloutManager:
         return extra | rollout_metrics(self._args, samples, seconds)
 
 
-async def _save_with_unfinished(source: Any, root: Path, rollout_id: int) -> None:
-    """On the rollout loop, so that no group moves meanwhile."""
+async def _saved_with_unfinished(source: Any, rollout_id: int) -> list[Any]:
+    """On the rollout loop, so that no group moves between the two; writing the groups can wait."""
     source.save(rollout_id)
-    unfinished.save(root, rollout_id, SESSION.unfinished(rollout_id))
+    return SESSION.unfinished(rollout_id)
 
 
 def _stamps(root: Path) -> dict[Path, tuple[int, int, int]]:

@@ -132,7 +132,7 @@ class TrainActor:
             hooks=replace(self._hooks, rollout_id=step),
             critic=self._critic_training(step),
             carry=self._carry(step),
-            policy_version=step if self._config.overlaps else 0,
+            policy_version=step if self._config.keeps_rollouts else 0,
         )
         self._waiting = update.waiting
         self._trainer.sleep()

@@ -45,6 +45,7 @@ def generate_rollout_fully_async(
 
 async def _collect(args: Any, step: int, source: Source) -> RolloutFnTrainOutput:
     state = GenerateState(args)
+    state.reset()
     scheduler = SESSION.standing(source)
     if scheduler is None:
         check_hooks(args)

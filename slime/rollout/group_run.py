@@ -12,15 +12,31 @@ from dataclasses import dataclass, field
 
 from slime.rollout.accounting import Effort, Fate, Ledger
 from slime.rollout.convert import oldest_version
-from slime.rollout.outcome import Aborted, Failed, Member, MemberGroup, Rollout, failure_reason
+from slime.rollout.outcome import INTERRUPTED, Aborted, Failed, Member, MemberGroup, Rollout, failure_reason
 from slime.rollout.pacing import UNBOUNDED
 from slime.rollout.stopping import GroupStop, Stop
 from slime.utils.types import Sample
 
 FIRST_FILLED_ID = 1 << 40
 """Ids for samples whose data source sets none; far from the counters of those that do."""
-_OF_TOKENS = ("weight_version_spans", "start_rollout_id")
-"""Metadata that goes with the tokens of a rollout."""
+_OF_A_RUN = frozenset(
+    [
+        "weight_version_spans",
+        "start_rollout_id",
+        "cut",
+        "segment",
+        "abort_reason",
+        "failure",
+        "before_failure",
+        "raw_reward",
+        "reward_invalid",
+        "trajectory",
+        "truncated",
+        "use_tool",
+        "ill_formed",
+    ]
+)
+"""Metadata that a rollout writes, besides what its hook does."""
 _group_ids = itertools.count(FIRST_FILLED_ID)
 _sample_ids = itertools.count(FIRST_FILLED_ID)
 
@@ -71,6 +87,13 @@ class GroupRun:
         told = oldest_version(s for rollout in self.rollouts if rollout.valid for s in rollout.samples)
         return self.version if told is None else told
 
+    @property
+    def is_cut_empty(self) -> bool:
+        """Whether it was cut and too few of its rollouts have anything to train."""
+        short = [r for r in self.rollouts if isinstance(r.outcome, Aborted)]
+        enough = len(self.valid_members) >= min(2, len(self.rollouts))
+        return self.stop.reason is Stop.CUT and bool(short) and not enough
+
     def resumable(self) -> MemberGroup:
         """The group to go on with: finished rollouts with their rewards, those that were stopped with their
         tokens, and those that failed from the start."""
@@ -91,7 +114,9 @@ class GroupRun:
     def _continues(self, rollout: Rollout) -> bool:
         """Whether a rollout was stopped with tokens in one row, from where it can go on."""
         stopped = self.stop.reason is Stop.CONTINUE and isinstance(rollout.outcome, Aborted)
-        return stopped and not rollout.fan_out and rollout.samples[0].response_length > 0
+        sample = rollout.samples[0]
+        has_place = sample.response_length > 0 and sample.metadata.get("abort_reason") != INTERRUPTED
+        return stopped and not rollout.fan_out and has_place
 
     def settle(self, ledger: Ledger, fate: Fate, reason: str = "") -> None:
         """Give the valid rollouts this fate; failed ones are FAILED under their own reason."""
@@ -129,13 +154,14 @@ class GroupRun:
         if not self.rollouts:
             return Effort(seconds=(self.ended or self.started) - self.started)
         rollout = self.rollouts[slot]
-        return Effort(rollout.timings.total, _tokens(rollout.samples) - self._kept[slot])
+        tokens, mask = _tokens(rollout.samples), rollout.samples[0].loss_mask or [1]
+        return Effort(rollout.timings.total, tokens - (self._kept[slot] if mask[0] else 0))
 
 
 def began_again(member: Member) -> Member:
     """A rollout as it was before anything was sampled."""
     first = leaves(member)[0]
-    prompt = first.tokens[: first.prompt_length] if first.tokens else []
+    prompt = [] if isinstance(member, list) else first.tokens[: first.prompt_length]
     return Sample(
         group_index=first.group_index,
         index=first.index,
@@ -145,7 +171,7 @@ def began_again(member: Member) -> Member:
         multimodal_inputs=first.multimodal_inputs,
         apply_chat_template_kwargs=first.apply_chat_template_kwargs,
         label=first.label,
-        metadata={k: v for k, v in first.metadata.items() if k not in _OF_TOKENS},
+        metadata={k: v for k, v in first.metadata.items() if k not in _OF_A_RUN},
         generate_function_path=first.generate_function_path,
         custom_rm_path=first.custom_rm_path,
     )

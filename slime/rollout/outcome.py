@@ -17,6 +17,8 @@ from slime.utils.types import Sample
 
 BEFORE_FAILURE = "before_failure"
 """Key of `Sample.metadata` for what a failure wrote over, so that another check can undo it."""
+INTERRUPTED = "its engine calls were ended"
+"""Why a rollout is aborted whose hook went on when it was stopped."""
 Member: TypeAlias = Sample | list[Sample]
 """One rollout as hooks see it inside a group: a sample, or the siblings of a fan-out."""
 MemberGroup: TypeAlias = list[Member]

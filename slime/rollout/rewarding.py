@@ -61,12 +61,12 @@ class Rewarder:
         self._store(samples, missing, verdicts, evaluation)
 
     async def reward_together(self, samples: Sequence[Sample], place: str, evaluation: bool = False) -> None:
-        """Reward the samples of a group in one call.
+        """Reward the samples of a group in one call, all of them again if one has no reward.
 
         Raises:
             RewardError, HookError, DeadlineError: that of a failed verdict, or past the deadline.
         """
-        missing = [sample for sample in samples if sample.reward is None]
+        missing = list(samples) if any(sample.reward is None for sample in samples) else []
         verdicts: list[Verdict] = []
         if missing:
             try:

@@ -22,7 +22,7 @@ from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.group_run import copy_of
 from slime.rollout.hooks import call_generate, load_hook
 from slime.rollout.inflight import IN_FLIGHT, Entry, InFlight
-from slime.rollout.outcome import Failed, Member, Outcome, Rollout, Timings, outcome_of
+from slime.rollout.outcome import INTERRUPTED, Failed, Member, Outcome, Rollout, Timings, outcome_of
 from slime.rollout.rewarding import Rewarder
 from slime.rollout.rm_hub.verdict import failure_kind
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
@@ -265,6 +265,8 @@ class _Run:
     def note_stop(self) -> None:
         """Let what was cut count as truncated, as far as it has tokens to train; note where began what will
         be continued."""
+        if self.scope.interrupted and self.worth_reward():
+            self._note_interruption()
         for sample in self.samples:
             if sample.status is not Sample.Status.ABORTED or not sample.response_length:
                 continue
@@ -273,6 +275,13 @@ class _Run:
             elif self._stop.reason is Stop.CUT and sample.effective_response_length:
                 sample.status = Sample.Status.TRUNCATED
                 sample.metadata["cut"] = "held up a batch"
+
+    def _note_interruption(self) -> None:
+        """A hook that went on behind a refused engine call thinks that it is done. What it has is no place to
+        go on from, so where it would be continued it begins again."""
+        for sample in self.samples:
+            sample.status = Sample.Status.ABORTED
+            sample.metadata["abort_reason"] = INTERRUPTED
 
     def enter(self, phase: str, place: str, seconds: float) -> None:
         """Go on to a phase, in code at `place`, that should end within `seconds`."""

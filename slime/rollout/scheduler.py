@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
-from slime.errors import DataError
+from slime.errors import DataError, DeadlineError
 from slime.rollout.accounting import Account, Ledger
 from slime.rollout.collector import Collector, Judge
 from slime.rollout.events import NO_LOG, EventLog
@@ -28,8 +28,11 @@ from slime.rollout.outcome import MemberGroup, Rollout
 from slime.rollout.pacing import Pacing
 from slime.rollout.policy import Leftover, Policy, View
 from slime.rollout.stopping import GroupStop
+from slime.rollout.tasks import ROLLOUT_SECONDS
 
 logger = logging.getLogger(__name__)
+TAKE_UP_SECONDS = 0.01
+"""Whoever collects, or admits between batches, takes up what has ended within this time, and its errors."""
 LOOK_SECONDS = 1.0
 """How often groups that hold up finished work are looked at."""
 
@@ -73,6 +76,7 @@ class Limits:
         group_size: rollouts of a group.
         max_failed_ratio: share of failed rollouts that stops a step.
         max_staleness: see `Pacing`.
+        wait_seconds: deadline of waits that no rollout's deadline ends: for data, and for new weights.
         late_percentile: a group that holds up finished work is cut when it runs longer than this share of
             the groups before; 1 never cuts.
     """
@@ -82,6 +86,7 @@ class Limits:
     max_failed_ratio: float = 0.5
     max_staleness: int | None = None
     late_percentile: float = 1.0
+    wait_seconds: float = ROLLOUT_SECONDS
 
 
 class Scheduler:
@@ -184,7 +189,7 @@ class Scheduler:
             self._held = True
             while self._flight.running:
                 await asyncio.wait(self._flight.running, return_when=asyncio.FIRST_COMPLETED)
-                self._flight.take_up(list(self._flight.running))
+                await asyncio.sleep(TAKE_UP_SECONDS)
         else:
             await self._leave(leftover)
 
@@ -232,7 +237,7 @@ class Scheduler:
                 self._admit()
                 await self._wait_for_groups(batch)
                 continue
-            if self._is_expired(run.oldest_version):
+            if self._is_expired(run.oldest_version) or run.is_cut_empty:
                 self._expire(run)
                 continue
             reason = await batch.drop_reason(run, len(list(self._flight)) - 1)
@@ -253,11 +258,12 @@ class Scheduler:
         return self._pacing.due(version) < self._step
 
     def _expire(self, run: GroupRun) -> None:
-        """Let a finished group begin again whose tokens are older than may train: engine or source told so
-        only afterwards."""
+        """Let a finished group begin again that cannot train: its tokens are older than they may be, as the
+        engine told only afterwards, or it was cut before it had any."""
         self._flight.finished.remove(run)
         self._log.write("expired", group=run.key[0], version=run.oldest_version)
-        logger.warning("group %d begins again: its tokens are of version %d", run.key[0], run.oldest_version)
+        why = "was cut without tokens" if run.is_cut_empty else f"has tokens of version {run.oldest_version}"
+        logger.warning("group %d begins again: it %s", run.key[0], why)
         back = [began_again(member) for member in run.members]
         run.rollouts = []
         run.settle_requeued(self.ledger)
@@ -269,7 +275,8 @@ class Scheduler:
             return
         if self._batch is not None:
             self._batch.check_judged()
-        groups = deque(self._source.get_samples(count))
+        with self._inflight.track("data source", f"giving {count} groups", self._limits.wait_seconds):
+            groups = deque(self._source.get_samples(count))
         try:
             while groups:
                 self._start(with_ids(groups[0]))
@@ -283,6 +290,9 @@ class Scheduler:
         version = self.version if begun is None else min(begun, self.version)
         due = self._pacing.due(version)
         if begun is not None and (due < self._step or self._room(due) < 1):
+            number = leaves(members[0])[0].group_index
+            self._log.write("expired", group=number, version=version)
+            logger.warning("group %s begins again: it has tokens of version %d", number, version)
             members, due = [began_again(member) for member in members], self._pacing.due(self.version)
             version, begun = self.version, None
         run = GroupRun(
@@ -309,9 +319,27 @@ class Scheduler:
             raise DataError(
                 f"the data source has no more prompts: {batch.standing()}", place=f"rollout step {batch.step}"
             )
+        if not self._flight.running:
+            await self._wait_for_weights(batch)
+            return
         await self._until_something_happens()
         if self._flight.finished and self._takeable() is None:
             self._flight.cut_late(self._limits.late_percentile)
+
+    async def _wait_for_weights(self, batch: Collector) -> None:
+        """Nothing may start before newer weights come."""
+        seconds, phase = self._limits.wait_seconds, f"waiting for weights newer than version {self.version}"
+        with self._inflight.track(f"rollout step {batch.step}", phase, seconds):
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+            except TimeoutError as error:
+                raise DeadlineError(
+                    f"no weights newer than version {self.version} came within {seconds:g} s",
+                    place=f"rollout step {batch.step}",
+                    remedy="tell slime.rollout.session.SESSION.weights_changed after each update",
+                ) from error
+        self._changed.clear()
 
     async def _until_something_happens(self) -> None:
         """Wait for a group, or for new weights; or until what holds up finished work may have to be cut."""

@@ -86,14 +86,15 @@ class RolloutSession:
             self._scheduler.weights_changed(version)
 
     def hand_out(self, step: int, groups: Sequence[Any]) -> None:
-        """These groups left for training in `step`; those of two steps before have trained."""
-        self._handed_out[step] = groups
+        """These groups left for training in `step`, unless it is told already; those of two steps before have
+        trained."""
+        self._handed_out.setdefault(step, groups)
         for old in [other for other in self._handed_out if other < step - 1]:
             del self._handed_out[old]
 
     def unfinished(self, step: int) -> list[Any]:
         """The groups that are out and have not trained by the end of `step`, as they would go back."""
-        waiting = [groups for other, groups in self._handed_out.items() if other > step]
+        waiting = [groups for other, groups in list(self._handed_out.items()) if other > step]
         running = self._scheduler.unfinished() if self._scheduler is not None else []
         return [group for groups in waiting for group in groups] + running
 

@@ -14,7 +14,7 @@ from typing import Any
 from slime.errors import DeadlineError, HookError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.batch_hooks import BatchHooks
-from slime.rollout.data_source import check_takes_back
+from slime.rollout.data_source import check_can_take_back, check_takes_back
 from slime.rollout.eval import evaluate
 from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.generate import generate_sample
@@ -147,6 +147,8 @@ def get_model_url(args: Any, name: str | None = None, endpoint: str = "/generate
 async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOutput:
     check_hooks(args)
     check_takes_back(args, source)
+    if getattr(args, "async_training", False):
+        check_can_take_back(source)
     state = GenerateState(args)
     state.reset()
     policy = Synchronous(
@@ -169,6 +171,7 @@ def limits_of(args: Any, max_staleness: int | None = None, late_percentile: floa
         group_size=int(getattr(args, "n_samples_per_prompt", None) or 1),
         max_failed_ratio=float(getattr(args, "max_failed_rollout_ratio", 0.5)),
         max_staleness=max_staleness if given is None or SESSION.version is None else int(given),
+        wait_seconds=rollout_seconds(args),
         late_percentile=float(getattr(args, "late_percentile", None) or late_percentile),
     )
 
@@ -204,7 +207,7 @@ def output_of(batch: Batch, state: GenerateState) -> RolloutFnTrainOutput:
     state.retried.clear()
     if SESSION.version is not None:
         metrics["rollout/oldest_token_age"] = float(max(batch.age, 0))
-    SESSION.hand_out(batch.step, [run.members for run in batch.groups])
+    SESSION.hand_out(batch.step, [run.resumable() for run in batch.groups])
     cut = sum("cut" in rollout.samples[-1].metadata for rollout in rollouts)
     metrics["rollout/cut"] = float(cut)
     return RolloutFnTrainOutput(samples=[run.members for run in batch.groups], metrics=metrics)

@@ -32,6 +32,11 @@ def save(folder: Path, step: int, groups: list[Any]) -> None:
         ) from error
 
 
+def remove(folder: Path, step: int) -> None:
+    """Delete what another run left for this step."""
+    _path(folder, step).unlink(missing_ok=True)
+
+
 def load(folder: Path, step: int) -> list[Any]:
     """The groups of that step; none where none were written.
 

@@ -29,7 +29,7 @@ from slime.utils.engine_answers import (
 )
 from slime.utils.generation import Generation, parse_generation
 from slime.utils.http_utils import http_session
-from slime.utils.request_scope import ABORTED_ANSWER, RequestScope, current_scope
+from slime.utils.request_scope import RequestScope, current_scope
 
 if TYPE_CHECKING:
     pass
@@ -107,7 +107,7 @@ class EngineClient:
         if scope is None:
             return await self._generate(rid, body, headers, timeout, on_tokens)
         if scope.stopped:
-            return parse_generation(ABORTED_ANSWER, self.url)
+            return parse_generation(scope.refuse(), self.url)
         if scope.timeout is not None:
             timeout = min(timeout, scope.timeout)
         return await self._generate_in(scope, rid, body, headers, timeout, on_tokens)

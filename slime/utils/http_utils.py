@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
-from slime.utils.request_scope import ABORTED_ANSWER, current_scope
+from slime.utils.request_scope import current_scope
 
 if TYPE_CHECKING:
     import aiohttp
@@ -66,13 +66,17 @@ async def post(
     if scope is None or not url.endswith("/generate") or not isinstance(payload, dict):
         return await _request("POST", url, payload, headers, max_retries, timeout)
     if scope.stopped:
-        return ABORTED_ANSWER
+        return scope.refuse()
     from slime.utils.engine_client import EngineClient
 
     payload = {"rid": uuid.uuid4().hex} | payload
     engine, prompt = EngineClient(url.removesuffix("/generate")), payload.get("input_ids") or ()
     with scope.holding(str(payload["rid"]), engine.abort, len(prompt)) as call:
-        answer = await _request("POST", url, payload, headers, max_retries, scope.timeout or timeout)
+        try:
+            async with asyncio.timeout(scope.timeout):
+                answer = await _request("POST", url, payload, headers, max_retries, timeout)
+        except TimeoutError as error:
+            raise _error(f"no answer within {scope.timeout:g} s (--turn-timeout)", f"POST {url}") from error
         meta = answer.get("meta_info") or {} if isinstance(answer, dict) else {}
         reason = meta.get("finish_reason") or {}
         call.tokens, call.finish = meta.get("completion_tokens", 0), str(reason.get("type", ""))

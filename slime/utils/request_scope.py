@@ -25,14 +25,6 @@ REPEAT_SECONDS = 0.5
 _current: ContextVar[RequestScope | None] = ContextVar("slime_request_scope", default=None)
 
 
-ABORTED_ANSWER: dict[str, Any] = {
-    "text": "",
-    "output_ids": [],
-    "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []},
-}
-"""What a call gets whose rollout was stopped before."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Call:
     """One engine call.
@@ -61,12 +53,14 @@ class RequestScope:
         timeout: most seconds that one call may take, or None.
         on_call: told of every call when it ends.
         stopped: whether no more tokens are wanted.
+        interrupted: whether a call was ended or refused because of that.
         calls: those in flight, by request id.
     """
 
     timeout: float | None = None
     on_call: Callable[[Call], None] | None = None
     stopped: bool = False
+    interrupted: bool = False
     calls: dict[str, Call] = field(default_factory=dict)
     _aborts: dict[str, Abort] = field(default_factory=dict)
 
@@ -83,8 +77,18 @@ class RequestScope:
         finally:
             del self.calls[rid], self._aborts[rid]
             call.seconds = time.monotonic() - call.started
+            self.interrupted |= self.stopped and call.finish == "abort"
             if self.on_call is not None:
                 self.on_call(call)
+
+    def refuse(self) -> dict[str, Any]:
+        """What a call gets that comes after the stop: an engine's answer without a token."""
+        self.interrupted = True
+        return {
+            "text": "",
+            "output_ids": [],
+            "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []},
+        }
 
     async def stop(self, seconds: float) -> None:
         """End all calls, with what they have sampled; returns when they are answered, or after `seconds`."""

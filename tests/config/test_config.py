@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.config import load_config
+from slime.config import FULLY_ASYNC, load_config
 from slime.config.parse import all_flags
 from slime.config.plan import old_log_probs
 from slime.errors import ConfigError
@@ -376,3 +376,18 @@ def test_a_mixture_that_cannot_be_is_refused(base, tmp_path, words, message):
     (tmp_path / "more.jsonl").write_text('{"input": "2+2"}\n')
     files = [str(tmp_path / "data.jsonl"), str(tmp_path / "more.jsonl")]
     assert message in refused([*base, *(word.format(*files) for word in words)])
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--async-training", "--max-staleness", "0"], "--max-staleness"),
+        (["--rollout-function-path", FULLY_ASYNC, "--max-staleness", "0"], "--max-staleness"),
+        (["--rollout-function-path", FULLY_ASYNC, "--debug-rollout-only"], "--rollout-function-path"),
+        (["--async-training", "--deterministic-mode"], "--deterministic-mode"),
+        (["--update-in-flight", "wait"], "--update-in-flight"),
+        (["--mask-offpolicy-in-partial-rollout"], "--mask-offpolicy-in-partial-rollout"),
+    ],
+)
+def test_asynchrony_that_cannot_work_is_refused(base, words, flag):
+    assert f"{flag}: " in refused([*base, "--rm-type", "math", *words])

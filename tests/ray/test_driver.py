@@ -9,12 +9,14 @@ from slime.config import load_config
 from slime.ray.batch import RolloutBatch
 from slime.ray.driver import Driver
 from slime.ray.lineage import Trained
+from slime.ray.supervision import StopRequested
 
 
 class OneStep:
     """Actors of a run whose steps all have the same gap between engine and trainer."""
 
     generates = trains = True
+    evaluates_aside = False
 
     def __init__(self, gap):
         self.gap = gap
@@ -75,3 +77,46 @@ def test_a_gap_between_engine_and_trainer_above_the_bound_is_told_in_every_step(
     assert driver.run().steps_done == 2
     assert len(console.notes) == 2 * warned
     assert all(f"{gap:.2g} on average" in note and "--use-tis" in note for note in console.notes)
+
+
+class StoppedWhileGenerating(OneStep):
+    """A run that is asked to stop while the batch after the one that trains is made."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.trained, self.versions = [], []
+
+    def begin_generate(self, step):
+        return step
+
+    def generated(self, step, call, on_progress):
+        if step == 2:
+            raise StopRequested("rollout step 2")
+        return RolloutBatch([])
+
+    def train(self, step, samples):
+        self.trained.append(step)
+        return super().train(step, samples)
+
+    def synchronise(self, version):
+        self.versions.append(version)
+        return {}
+
+    def raise_if_stopped(self):
+        if 1 in self.trained:
+            raise StopRequested("between steps")
+
+
+def test_a_stop_behind_a_step_that_has_trained_counts_the_step(config, tmp_path):
+    rollout = dataclasses.replace(config.rollout, async_training=True)
+    data = dataclasses.replace(config.data, num_rollout=5)
+    config, actors, logged = (
+        dataclasses.replace(config, rollout=rollout, data=data),
+        StoppedWhileGenerating(),
+        [],
+    )
+    log = Log()
+    log.log = lambda metrics, step: logged.append(step)
+    result = Driver(config, config.plan(None), actors, Console(), log, tmp_path, Trained()).run()
+    assert actors.trained == [0, 1] and actors.versions == [1]
+    assert result.steps_done == 2 and result.stopped and logged == [0, 1]

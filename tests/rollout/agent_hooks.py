@@ -39,6 +39,14 @@ async def works_the_third_time(args, sample, sampling_params):
     return sample
 
 
+async def three_turns_and_completed(args, sample, sampling_params):
+    """Asks three times and looks at no finish reason."""
+    for _ in range(3):
+        sample = await generate(args, sample, dict(sampling_params))
+    sample.status = Sample.Status.COMPLETED
+    return sample
+
+
 async def spoils_params(args, sample, sampling_params):
     sample.metadata["params"] = dict(sampling_params)
     sampling_params["max_new_tokens"] = 0

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from slime.errors import ConfigError
+from slime.errors import ConfigError, DeadlineError
 from slime.rollout.convert import oldest_version
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.fully_async_rollout import generate_rollout_fully_async
@@ -15,6 +15,7 @@ from slime.rollout.loop import run_blocking
 from slime.rollout.session import SESSION
 from slime.rollout.sglang_rollout import GenerateState
 from slime.serving.scripted import ScriptedAnswer
+from slime.utils.types import Sample
 from tests.rollout.kit import ListSource, engine_args, scripted, state_for
 
 
@@ -142,3 +143,31 @@ def test_a_source_that_takes_nothing_back_is_refused_before_anything_runs():
         with pytest.raises(ConfigError, match="cannot take groups back"):
             generate_rollout_fully_async(args, 0, RolloutDataSource(args))
         assert server.engine.calls == []
+
+
+def test_a_loop_that_never_tells_of_new_weights_ends_with_what_it_waits_for():
+    source = ListSource()
+    with scripted() as server:
+        args = args_for(server, source, max_staleness=1, rollout_timeout=1.0)
+        server.engine.set_weight_version("0")
+        for step in range(2):
+            generate_rollout_fully_async(args, step, source)
+        with pytest.raises(DeadlineError, match=r"(?s)newer than version 0.*weights_changed"):
+            generate_rollout_fully_async(args, 2, source)
+
+
+def test_failed_rollouts_of_a_batch_that_was_handed_out_begin_again_after_a_resume():
+    source = ListSource(size=3, prompt="p{} fail")
+    with scripted() as server:
+        path = "tests.rollout.agent_hooks.mixed"
+        args = args_for(server, source, custom_generate_function_path=path, max_failed_rollout_ratio=1.0)
+        output = generate_rollout_fully_async(args, 0, source)
+
+        async def snapshot():
+            return SESSION.unfinished(-1)
+
+        held = {sample.index: sample for sample in flatten(run_blocking(snapshot()))}
+    failed = [sample for sample in flatten(output.samples) if sample.status is Sample.Status.FAILED]
+    assert failed
+    for sample in failed:
+        assert held[sample.index].status is Sample.Status.PENDING and not held[sample.index].remove_sample

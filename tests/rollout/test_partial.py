@@ -3,13 +3,22 @@
 Groups 0 and 1 fill the first batch; group 2 is slow, is interrupted there, and is in the second batch.
 """
 
+import asyncio
+
 import pytest
 
 from slime.rollout.accounting import Fate
 from slime.rollout.convert import to_train_samples
+from slime.rollout.group_run import GroupRun
+from slime.rollout.loop import run_blocking
+from slime.rollout.outcome import Aborted, Truncated
+from slime.rollout.runner import Call
+from slime.rollout.sglang_rollout import runner_for
+from slime.rollout.stopping import GroupStop, Stop
 from slime.serving.scripted import ScriptedAnswer, scripted_logprob
+from slime.utils.types import Sample
 from tests.rollout import agent_hooks
-from tests.rollout.kit import HOOKS, ListSource, scripted
+from tests.rollout.kit import HOOKS, ListSource, engine_args, scripted, state_for
 from tests.rollout.policies import steps
 
 BUDGET = 30
@@ -170,3 +179,35 @@ def test_a_finished_surplus_group_is_not_generated_again(policy):
     assert len(asked) - len(set(asked)) <= run.ledger.total.reasons(Fate.REQUEUED).get("begins again", 0)
     assert len(run.trained()) == 8
     assert back <= 1
+
+
+@pytest.mark.parametrize(("reason", "outcome"), [(Stop.CONTINUE, Aborted), (Stop.CUT, Truncated)])
+def test_a_hook_that_goes_on_behind_refused_calls_has_not_completed(reason, outcome):
+    policy = lambda call: ScriptedAnswer(text="abcdefgh", token_latency=0.05)  # noqa: E731
+    with scripted(policy) as server:
+        args = engine_args(server.url, custom_generate_function_path=HOOKS + "three_turns_and_completed")
+        state_for(args)
+        sample = Sample(group_index=0, index=0, rollout_id=0, prompt="p")
+
+        async def main():
+            stop = GroupStop()
+            runner = runner_for(args)
+            running = asyncio.create_task(
+                runner.run_group([sample], Call(step=3, sampling_params={"max_new_tokens": 16}), stop)
+            )
+            while server.engine.stats.decode_tokens < 3:
+                await asyncio.sleep(0.01)
+            await stop.stop(reason, 10.0)
+            (rollout,) = await running
+            return rollout, stop
+
+        rollout, stop = run_blocking(main())
+        calls = len(server.engine.calls)
+    assert calls == 1 and isinstance(rollout.outcome, outcome)
+    assert ("cut" in rollout.samples[0].metadata) == (reason is Stop.CUT)
+    run = GroupRun(
+        fresh=[Sample(index=0, rollout_id=0, prompt="p")], tickets=[0], rollouts=[rollout], stop=stop
+    )
+    if reason is Stop.CONTINUE:
+        (back,) = run.resumable()
+        assert back.response_length == 0

@@ -20,21 +20,11 @@ from slime.utils.types import Sample
 FIRST_FILLED_ID = 1 << 40
 """Ids for samples whose data source sets none; far from the counters of those that do."""
 _OF_A_RUN = frozenset(
-    [
-        "weight_version_spans",
-        "start_rollout_id",
-        "cut",
-        "segment",
-        "abort_reason",
-        "failure",
-        "before_failure",
-        "raw_reward",
-        "reward_invalid",
-        "trajectory",
-        "truncated",
-        "use_tool",
+    {
+        *("weight_version_spans", "start_rollout_id", "cut", "segment", "abort_reason", "failure"),
+        *("before_failure", "raw_reward", "reward_invalid", "trajectory", "truncated", "use_tool"),
         "ill_formed",
-    ]
+    }
 )
 """Metadata that a rollout writes, besides what its hook does."""
 _group_ids = itertools.count(FIRST_FILLED_ID)

@@ -77,10 +77,9 @@ def train_on_rollouts(
     A critic is asked for its values first, and trained on the returns before the actor. With `carry`, rows
     that waited train first, in full steps; what fills none is in `RolloutUpdate.waiting`.
 
-    Old log-probs are the engine's with ``--use-rollout-logprobs``, and always for stale rows, which an older
-    policy than the newest of the batch or than `policy_version` sampled, or that waited. Of the others, those
-    in the first step are exactly on-policy and reuse their own, and those in later steps are computed before
-    the weights move.
+    Old log-probs are the engine's with ``--use-rollout-logprobs``, and, without ``--use-decoupled-loss``, for
+    stale rows: an older policy than the newest of the batch or than `policy_version` sampled them, or they
+    waited. Of the others, the first step's reuse their own, and later ones are computed before it.
 
     Raises:
         RolloutFailedError: no sample votes.
@@ -94,8 +93,9 @@ def train_on_rollouts(
     check_trains(samples)
     deal = _deal(samples, rollouts_per_step, carry)
     steps, stale = deal.steps, deal.stale(max(policy_version, *(s.policy_version for s in samples)))
-    before = _log_probs(trainer, _rows_to_score(deal, stale, algorithm, hooks), reference=False)
-    old = _old_log_probs(steps, stale, before, algorithm, hooks)
+    apart = _clipped_apart(stale, algorithm)
+    before = _log_probs(trainer, _rows_to_score(deal, apart, algorithm, hooks), reference=False)
+    old = _old_log_probs(steps, apart, before, algorithm, hooks)
     reference = _reference_log_probs(trainer, deal.rows, algorithm)
     values = None if critic is None else values_before(critic.critic, _flat(steps))
     inputs = TokenInputs(log_probs=before, ref_log_probs=reference, values=values)
@@ -248,6 +248,11 @@ def _sequence_ratios(trainer: Trainer, step: Sequence[TrainSample], old: LogProb
     current = _log_probs(trainer, rows, reference=False)
     before = {**current, **{sample.index: old[sample.index] for sample in rows if sample.index in old}}
     return mean_log_ratios(rows, current, before)
+
+
+def _clipped_apart(stale: frozenset[int], algorithm: AlgorithmConfig) -> frozenset[int]:
+    """Rows that are clipped around the policy that sampled them, whatever the weights before the step are."""
+    return frozenset() if algorithm.use_decoupled_loss else stale
 
 
 def _rows_to_score(

@@ -126,6 +126,8 @@ def old_log_probs(algorithm: AlgorithmConfig, optimizer_steps_per_rollout_step: 
     if algorithm.use_rollout_logprobs:
         return "the engine's"
     stale = "the engine's for rollouts of an older policy"
+    if algorithm.use_decoupled_loss:
+        stale = "likewise for rollouts of an older policy, weighed against the engine's"
     if algorithm.loss_type == "custom_loss":
         return f"computed anew before the first step, for your loss; {stale}"
     if optimizer_steps_per_rollout_step == 1:

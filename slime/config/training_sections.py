@@ -110,6 +110,12 @@ class AlgorithmConfig:
     opsm_delta: float = flag(1e-4, "how far: mean of old - new log-prob of a rollout", "float", at_least=0)
     calculate_per_token_loss: bool = flag(False, "mean over tokens instead of rollouts", "switch")
     use_rollout_logprobs: bool = flag(False, "take the engine's log-probs as the old policy", "switch")
+    use_decoupled_loss: bool = flag(
+        False,
+        "clip rollouts of an older policy around the weights before the step, and weigh them by --use-tis, "
+        "instead of clipping around the policy that sampled them",
+        "switch",
+    )
     use_tis: bool = flag(False, "truncated importance weights for the engine-trainer gap", "switch")
     tis_clip: float = flag(2.0, "upper bound of the weight", "float", above=0)
     tis_mode: str = flag(

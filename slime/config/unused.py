@@ -144,7 +144,11 @@ def _losses(config: Config) -> list[Rule]:
 def _corrections(config: Config) -> list[Rule]:
     algorithm = config.algorithm
     return [
-        *_all_need(("tis_clip", "tis_clip_low", "custom_tis_function_path"), algorithm.use_tis, "--use-tis"),
+        *_all_need(
+            ("tis_clip", "tis_clip_low", "custom_tis_function_path", "use_decoupled_loss"),
+            algorithm.use_tis,
+            "--use-tis",
+        ),
         *_all_need(
             ("tis_mode", "tis_level", "tis_batch_normalize"),
             algorithm.use_tis and not algorithm.custom_tis_function_path,

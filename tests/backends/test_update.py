@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -99,6 +100,42 @@ def test_rows_of_an_older_policy_are_not_taken_for_on_policy(size):
     with pytest.raises(DataError, match="older policy 7") as caught:
         update(silent, size)
     assert "sample 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [6, 2])
+def test_the_decoupled_loss_clips_rows_of_an_older_policy_around_the_weights_before_the_step(size):
+    samples = [replace(s, policy_version=7 if s.index in (1, 4) else 8) for s in group_samples()]
+    recorder, result = update(samples, size, use_decoupled_loss=True, use_tis=True)
+    rows = [row for step in recorder.steps for row in step]
+    assert {row.sample.index for row in rows if row.stale} == {1, 4}
+    assert all(row.old_log_probs is None for row in recorder.steps[0])
+    assert recorder.asked == ([] if size == 6 else [(False, [2, 3, 4, 5])])
+    assert result.metrics()["rollout/stale_rows"] == 2.0
+
+
+def test_the_decoupled_loss_weighs_an_older_policy_by_the_ratio_to_it(tiny_dir):
+    samples = [replace(s, policy_version=0) for s in group_samples()]
+    trainer = make_trainer(tiny_dir)
+    exact = trainer.log_probs(samples)
+    shift = 0.3
+    older = [
+        replace(s, rollout_log_probs=tuple(value - shift for value in v))
+        for s, v in zip(samples, exact, strict=True)
+    ]
+    found = {}
+    for name, flags in {"weighed": {"use_decoupled_loss": True, "use_tis": True}, "clipped": {}}.items():
+        algorithm = AlgorithmConfig(**flags)
+        result = train_on_rollouts(
+            make_trainer(tiny_dir, algorithm=algorithm),
+            older,
+            algorithm=algorithm,
+            rollouts_per_step=6,
+            policy_version=1,
+        )
+        found[name] = result.metrics()
+    assert found["weighed"]["train/pg_clipfrac"] == 0.0
+    assert found["clipped"]["train/pg_clipfrac"] > 0.2
+    assert found["weighed"]["train/tis"] == pytest.approx(math.exp(shift), rel=1e-4)
 
 
 def test_rows_of_an_older_policy_do_not_count_in_the_gap_to_the_engine(tiny_dir):

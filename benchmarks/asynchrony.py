@@ -4,9 +4,9 @@ python benchmarks/asynchrony.py --seeds 1 2          # after `make quickstart` o
 
 One prompt in eight asks to write a word many times, up to 320 tokens; the others are the quickstart's sums.
 So answers are heavy-tailed, and a synchronous step waits for the longest. Both runs train on the same data
-with the same flags but the rollout function and the decoupled loss; the asynchronous one may take half as many
-steps more. Told are the accuracy on held-out sums over wall time since the first evaluation, and when each run
-reaches the synchronous one's last accuracy.
+with the same flags but the rollout function and the decoupled loss; the asynchronous one may take half as
+many steps more. Told are the accuracy on held-out sums over wall time since the first evaluation, and when
+each run reaches the synchronous one's last accuracy.
 """
 
 import argparse

@@ -25,7 +25,7 @@ from pathlib import Path
 from slime.rollout.accounting import KEPT, Account, Fate
 from slime.rollout.fully_async_rollout import LATE_PERCENTILE
 from slime.rollout.policy import FullyAsynchronous, Policy, Synchronous
-from slime.rollout.scheduler import Limits
+from slime.rollout.scheduling import Limits
 from slime.rollout.simulation import TOKENS_PER_SECOND, Outcomes, Setting, simulate
 
 GROUPS, SIZE, SLOTS, TRAIN_SECONDS = 16, 8, 512, 8.0

@@ -20,7 +20,7 @@ from slime.observability.trackers import read_metrics
 from slime.rollout import events
 from slime.rollout.fully_async_rollout import LATE_PERCENTILE
 from slime.rollout.policy import FullyAsynchronous, Policy, Synchronous
-from slime.rollout.scheduler import Limits
+from slime.rollout.scheduling import Limits
 from slime.rollout.simulation import Draw, Outcomes, Setting, simulate
 
 POLICIES = ("synchronous", "partial", "ahead", "fully_async")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slime.config.asynchrony import asynchrony
 from slime.config.plan import rollouts_per_optimizer_step
 from slime.config.problem import Check, Problem, dashed, listed
 from slime.config.unused import takes_groups, unused
@@ -162,29 +163,6 @@ def _sizes(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "--rollout-max-response-len",
             f"{response} leaves no room for a prompt in --rollout-max-context-len {context}",
             "lower it or raise the context",
-        )
-
-
-def _asynchrony(config: Config, given: frozenset[str]) -> Iterator[Problem]:
-    if not config.overlaps:
-        return
-    if config.train.deterministic_mode:
-        yield Problem(
-            "--deterministic-mode",
-            "excludes asynchronous rollouts: which weights sample which token is a matter of time",
-            "leave one of them out",
-        )
-    if config.rollout.max_staleness == 0:
-        yield Problem(
-            "--max-staleness",
-            "0 lets no rollout go on while the trainer trains",
-            "at least 1, or the default rollout function without --async-training",
-        )
-    if config.is_fully_async and config.run.debug_rollout_only:
-        yield Problem(
-            "--rollout-function-path",
-            "fully asynchronous rollouts wait for new weights, which nobody makes with --debug-rollout-only",
-            "the default rollout function",
         )
 
 
@@ -398,7 +376,7 @@ CHECKS_OF_FLAGS: tuple[Check, ...] = (
     _contradictions,
     _fine_tuning,
     _sizes,
-    _asynchrony,
+    asynchrony,
     unused,
     _incomplete,
     _incomplete_loss,

@@ -27,7 +27,7 @@ from slime.ray.checkpoints import (
 from slime.ray.lineage import Trained
 from slime.utils.parts import Part, sync, write_durably
 
-POSITIONS = "rollout/data_source_*.json"
+POSITIONS = ("rollout/data_source_*.json", "rollout/unfinished_*.json")
 PACKAGES = ("torch", "transformers")
 
 
@@ -112,7 +112,8 @@ class CheckpointWriter:
         """Remove files below the root that no checkpoint lists; stray data positions of a killed run too."""
         listed = {part.path for path in step_folders(self._root) for part in _parts(path)}
         listed |= {part.path for part in self._position[1]}
-        stray = [path.relative_to(self._root).as_posix() for path in self._root.glob(POSITIONS)]
+        found = [path for pattern in POSITIONS for path in self._root.glob(pattern)]
+        stray = [path.relative_to(self._root).as_posix() for path in found]
         for path in {*paths, *stray} - listed:
             (self._root / path).unlink(missing_ok=True)
 

@@ -85,6 +85,8 @@ class Driver:
         except StopRequested:
             self.result.stopped = True
             self._console.note("stopping: saving what is finished (Ctrl-C again to leave at once)")
+            for done in self._evaluations:
+                self._console.note(f"the evaluation after {done} steps is given up")
             if self._actors.trains and self.result.steps_done > first:
                 self._save_weights(self.result.steps_done - 1)
         return self.result

@@ -134,7 +134,9 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"no event log: {error.strerror}", place=str(path)) from error
+        raise DataError(
+            f"no event log: {error.strerror}", place=str(path), remedy="name the --run-dir of a run"
+        ) from error
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:

@@ -17,7 +17,8 @@ from slime.errors import DataError
 from slime.rollout.inflight import InFlight
 from slime.rollout.outcome import Aborted, Completed, Failed, Member, MemberGroup, Outcome, Rollout, Truncated
 from slime.rollout.policy import FullyAsynchronous, Policy, Synchronous
-from slime.rollout.scheduler import Limits, Scheduler
+from slime.rollout.scheduler import Scheduler
+from slime.rollout.scheduling import Limits
 from slime.rollout.stopping import GroupStop
 from slime.rollout.virtual_time import run_virtually
 from slime.utils.types import Sample

@@ -6,6 +6,7 @@ is only gone on with under the provenance that it was begun with, and by one pro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -93,12 +94,11 @@ class ResultFile:
             self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise self._unwritable(error) from error
-        try:
+        with contextlib.ExitStack() as unless_read:
+            unless_read.callback(self._file.close)
             self._lock()
             self._read(json.loads(json.dumps(provenance, default=str)))
-        except BaseException:
-            self._file.close()
-            raise
+            unless_read.pop_all()
 
     def append(self, record: GroupRecord) -> None:
         """Add a finished group; it survives the end of this process.

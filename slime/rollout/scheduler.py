@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
+from collections import deque
+from dataclasses import asdict, is_dataclass
 
 from slime.errors import DataError, DeadlineError
-from slime.rollout.accounting import Account, Ledger
+from slime.rollout.accounting import Ledger
 from slime.rollout.collector import Collector, Judge
 from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.failures import FailureBudget
@@ -24,69 +22,16 @@ from slime.rollout.flight import Flight
 from slime.rollout.group_run import GroupRun, began_again, begun_version, copy_of, leaves, with_ids
 from slime.rollout.group_source import Source, give_back
 from slime.rollout.inflight import IN_FLIGHT, InFlight
-from slime.rollout.outcome import MemberGroup, Rollout
+from slime.rollout.outcome import MemberGroup
 from slime.rollout.pacing import Pacing
 from slime.rollout.policy import Leftover, Policy, View
-from slime.rollout.stopping import GroupStop
-from slime.rollout.tasks import ROLLOUT_SECONDS
+from slime.rollout.scheduling import Batch, Finish, Limits, RunGroup, keep_all
 
 logger = logging.getLogger(__name__)
 TAKE_UP_SECONDS = 0.01
 """Whoever collects, or admits between batches, takes up what has ended within this time, and its errors."""
 LOOK_SECONDS = 1.0
 """How often groups that hold up finished work are looked at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A closed batch.
-
-    Attributes:
-        groups: accepted, by group index.
-        seen: all groups that were judged in the step, dropped ones too.
-        drops: dropped groups by reason.
-        age: steps between the oldest token and its training.
-    """
-
-    step: int
-    groups: list[GroupRun]
-    seen: list[GroupRun]
-    drops: Counter[str]
-    account: Account
-    age: int
-
-
-RunGroup = Callable[[MemberGroup, int, GroupStop], Coroutine[Any, Any, list[Rollout]]]
-"""(group, step, its stop) -> its rollouts, one a member."""
-Finish = Callable[[list[GroupRun], list[GroupRun]], Coroutine[Any, Any, None]]
-"""(accepted, seen): hooks of the full batch."""
-
-
-async def keep_all(group: MemberGroup, outstanding: int, wanted: int) -> str | None:
-    """The filter that drops nothing."""
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Numbers that bound a scheduler.
-
-    Attributes:
-        wanted: groups of a batch.
-        group_size: rollouts of a group.
-        max_failed_ratio: share of failed rollouts that stops a step.
-        max_staleness: see `Pacing`.
-        wait_seconds: deadline of waits that no rollout's deadline ends: for data, and for new weights.
-        late_percentile: a group that holds up finished work is cut when it runs longer than this share of
-            the groups before; 1 never cuts.
-    """
-
-    wanted: int
-    group_size: int
-    max_failed_ratio: float = 0.5
-    max_staleness: int | None = None
-    late_percentile: float = 1.0
-    wait_seconds: float = ROLLOUT_SECONDS
 
 
 class Scheduler:
@@ -237,8 +182,12 @@ class Scheduler:
                 self._admit()
                 await self._wait_for_groups(batch)
                 continue
-            if self._is_expired(run.oldest_version) or run.is_cut_empty:
+            if self._is_expired(run.oldest_version):
                 self._expire(run)
+                continue
+            if run.is_cut_empty:
+                self._flight.finished.remove(run)
+                give_back(self._source, [self._requeued(run, afresh=False)], None)
                 continue
             reason = await batch.drop_reason(run, len(list(self._flight)) - 1)
             self._flight.finished.remove(run)
@@ -258,12 +207,11 @@ class Scheduler:
         return self._pacing.due(version) < self._step
 
     def _expire(self, run: GroupRun) -> None:
-        """Let a finished group begin again that cannot train: its tokens are older than they may be, as the
-        engine told only afterwards, or it was cut before it had any."""
+        """Let a finished group begin again whose tokens are older than may train, as the engine told only
+        afterwards."""
         self._flight.finished.remove(run)
         self._log.write("expired", group=run.key[0], version=run.oldest_version)
-        why = "was cut without tokens" if run.is_cut_empty else f"has tokens of version {run.oldest_version}"
-        logger.warning("group %d begins again: it %s", run.key[0], why)
+        logger.warning("group %d begins again: it has tokens of version %d", run.key[0], run.oldest_version)
         back = [began_again(member) for member in run.members]
         run.rollouts = []
         run.settle_requeued(self.ledger)

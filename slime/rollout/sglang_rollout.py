@@ -26,7 +26,8 @@ from slime.rollout.metrics import drop_metrics, timing_metrics
 from slime.rollout.outcome import Failed, Member, MemberGroup, Rollout
 from slime.rollout.policy import Policy, Synchronous
 from slime.rollout.runner import Call, Generate, RolloutRunner
-from slime.rollout.scheduler import Batch, Limits, Scheduler
+from slime.rollout.scheduler import Scheduler
+from slime.rollout.scheduling import Batch, Limits
 from slime.rollout.session import SESSION
 from slime.rollout.state import GenerateState, engine_url
 from slime.rollout.stopping import GroupStop

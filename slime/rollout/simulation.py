@@ -27,7 +27,8 @@ from slime.rollout.outcome import (
     Truncated,
 )
 from slime.rollout.policy import Policy
-from slime.rollout.scheduler import Batch, Limits, Scheduler
+from slime.rollout.scheduler import Scheduler
+from slime.rollout.scheduling import Batch, Limits
 from slime.rollout.stopping import GroupStop, Stop
 from slime.rollout.virtual_time import run_virtually
 from slime.utils.request_scope import RequestScope, entered

@@ -5,6 +5,7 @@ Owns: how a path becomes a callable, with an error that says which part of it fa
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import threading
@@ -33,7 +34,12 @@ def load_function(path: str) -> Any:
             remedy="run `python -c 'import " + module_name + "'` and see; the module must be on PYTHONPATH",
         ) from error
     if not hasattr(module, attribute):
-        raise HookError(f"module {module_name!r} has no attribute {attribute!r}", place=path)
+        near = difflib.get_close_matches(attribute, dir(module), n=1)
+        raise HookError(
+            f"module {module_name!r} has no attribute {attribute!r}",
+            place=path,
+            remedy=f"did you mean {module_name}.{near[0]}?" if near else None,
+        )
     return getattr(module, attribute)
 
 

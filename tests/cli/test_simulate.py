@@ -6,7 +6,7 @@ import pytest
 
 from slime.cli import main
 from slime.rollout.policy import FullyAsynchronous
-from slime.rollout.scheduler import Limits
+from slime.rollout.scheduling import Limits
 from slime.rollout.simulation import Setting, simulate
 
 SMALL = ["--steps", "6", "--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--concurrency", "16"]

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from slime.errors import ConfigError, DataError, RolloutFailedError
 from slime.rollout.accounting import Fate
 from slime.rollout.inflight import InFlight
+from slime.rollout.outcome import Aborted, Rollout
 from slime.rollout.policy import Leftover, Synchronous, View
-from slime.rollout.scheduler import Limits, Scheduler
+from slime.rollout.scheduler import Scheduler
+from slime.rollout.scheduling import Limits
+from slime.rollout.stopping import Stop
 from slime.utils.types import Sample
 from tests.rollout.kit import ListSource, completed_rollout, failed_rollout, finished
 
@@ -423,3 +426,25 @@ def test_a_finished_group_in_the_source_is_taken_as_it_is():
     source = ListSource(prepare=lambda sample: finished(sample, reward=0.5))
     (batch,), _ = collect(source, Runs(dict.fromkeys(range(9), HANG)), wanted=1)
     assert len(batch.groups) == 1
+
+
+def test_a_group_that_was_cut_before_it_had_tokens_begins_again_and_keeps_what_finished():
+    source, tries = ListSource(size=2), Counter()
+
+    async def run_group(group, step, stop):
+        number = group[0].group_index
+        tries[number] += 1
+        rollouts = [completed_rollout(sample) for sample in group]
+        if number == 0 and tries[0] == 1:
+            stop.reason = Stop.CUT
+            aborted = Rollout(
+                group_index=0, rollout_id=1, samples=(group[1],), fan_out=False, outcome=Aborted("stopped")
+            )
+            aborted.void_unless_valid()
+            rollouts[1] = aborted
+        return rollouts
+
+    (batch,), one = collect(source, run_group, wanted=2)
+    assert groups_of(batch) == [0, 1] and tries[0] == 2
+    assert one.ledger.total.reasons(Fate.REQUEUED) == {"finished": 1, "begins again": 1}
+    assert one.ledger.total.total(Fate.TRAINED) == 4

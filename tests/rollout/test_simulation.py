@@ -12,7 +12,7 @@ from slime.rollout.accounting import Fate
 from slime.rollout.events import read_events
 from slime.rollout.policy import FullyAsynchronous, Synchronous
 from slime.rollout.replay import replay
-from slime.rollout.scheduler import Limits
+from slime.rollout.scheduling import Limits
 from slime.rollout.simulation import Setting, simulate
 from slime.rollout.virtual_time import run_virtually
 

@@ -359,7 +359,7 @@ class BaseAdapter:
         """What ends the client: a refusal, or a closing text that is in no sample."""
         self._guard.count("stopped" if session.is_stopped else "capped")
         if session.scope is not None and session.scope.stopped:
-            session.scope.refuse()
+            session.scope.interrupted = True
         if self._turn_cap_reply == "429" and not session.is_stopped:
             raise AdapterError("rate_limit", f"this session has had its {self._max_turns} turns")
         reply = closing_reply(CLOSING_TEXT, prompt_tokens)

@@ -28,6 +28,7 @@ from slime.config.sections import (
     RolloutConfig,
     RunConfig,
 )
+from slime.config.serving_sections import ServingConfig, WeightsConfig
 from slime.config.training_sections import AlgorithmConfig, CriticConfig, TrainConfig
 from slime.config.validate import validate
 from slime.errors import ConfigError
@@ -49,6 +50,8 @@ class Config:
     train: TrainConfig
     critic: CriticConfig
     engine: EngineConfig
+    serving: ServingConfig
+    weights: WeightsConfig
     run: RunConfig
     user: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()

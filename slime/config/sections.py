@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.config.flags import flag
+from slime.config.serving_sections import ServingConfig, WeightsConfig
 from slime.config.training_sections import AlgorithmConfig, CriticConfig, TrainConfig
 
 
@@ -318,6 +319,8 @@ SECTIONS: dict[str, tuple[type, str]] = {
     "train": (TrainConfig, ""),
     "critic": (CriticConfig, "critic-"),
     "engine": (EngineConfig, "engine-"),
+    "serving": (ServingConfig, ""),
+    "weights": (WeightsConfig, ""),
     "run": (RunConfig, ""),
 }
 """Section name -> (class, prefix of its flags)."""

@@ -7,14 +7,12 @@ process cleanly. Knows nothing of training.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import dataclasses
 import errno
 import json
 import os
 import signal
 import socket
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from slime.serving.embedded.core import EngineCore
 
 DEFAULT_PORT = 30000
-_DIE_WITH_PARENT = "--die-with-parent"
-_PR_SET_PDEATHSIG = 1
 _SHUTDOWN_SECONDS = 0.5
 _FURTHER = {
     "model": "model folder in Hugging Face format",
@@ -43,30 +39,13 @@ def main(argv: list[str]) -> int:
         ConfigError: a flag is wrong, or the port taken.
         ModelError: the folder is unusable, or the architecture not supported.
     """
-    words = [word for word in argv if word != _DIE_WITH_PARENT]
-    if words != argv:
-        die_with_parent()
-    config, rest = parse_section(EngineConfig, words, "slime serve", _FURTHER)
+    config, rest = parse_section(EngineConfig, argv, "slime serve", _FURTHER)
     try:
         with bind(config.host, DEFAULT_PORT if config.port is None else config.port) as sock:
             _serve(rest["model"], config, sock, rest.get("ready_file"))
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def die_with_parent() -> None:
-    """Have the kernel send SIGTERM when the thread that started this process ends (Linux only).
-
-    Raises:
-        ConfigError: on another system.
-    """
-    if not sys.platform.startswith("linux"):
-        raise ConfigError("works on Linux only", place=_DIE_WITH_PARENT)
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        raise ConfigError("the parent process is gone already", place=_DIE_WITH_PARENT)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,25 +1,17 @@
 """`slime serve` as a user and as a parent process see it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from slime.cli.serve import bind, main
 from slime.errors import ConfigError, ModelError
-from tests.serving.wire import ok, wait_for
+from tests.serving.wire import ok
 from tests.tiny import tiny_model_dir
-
-PARENT = """
-import subprocess, sys
-print(subprocess.Popen([sys.executable, "-m", "slime.cli", "serve", *sys.argv[1:]]).pid, flush=True)
-sys.stdin.readline()
-"""
 
 
 def test_a_taken_port_is_named_before_any_model_is_loaded():
@@ -58,19 +50,6 @@ def test_it_serves_says_so_and_ends_cleanly_at_a_signal(tmp_path):
         assert child.stdout.read() == ""
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl")
-def test_with_die_with_parent_it_does_not_outlive_its_parent(tmp_path):
-    model = tiny_model_dir(tmp_path / "model")
-    ready = tmp_path / "ready.json"
-    words = [str(model), "--port", "0", "--ready-file", str(ready), "--die-with-parent"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with _started([sys.executable, "-c", PARENT, *words], **pipes) as parent:
-        pid = int(parent.stdout.readline())
-        wait_for(ready.exists, seconds=60)
-        parent.kill()
-    wait_for(lambda: not _runs(pid))
-
-
 @contextmanager
 def _started(words, **pipes):
     """A child that does not outlive a failing test."""
@@ -79,11 +58,3 @@ def _started(words, **pipes):
             yield child
         finally:
             child.kill()
-
-
-def _runs(pid):
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False

@@ -88,7 +88,9 @@ class WeightsConfig:
     update_weight_buffer_size: int = flag(
         512 * 1024**2, "bytes of weights that travel at once", "int", at_least=1
     )
-    update_weight_disk_dir: str | None = flag(None, "folder of --update-weight-transport disk and lora", "str")
+    update_weight_disk_dir: str | None = flag(
+        None, "folder of --update-weight-transport disk and lora", "str"
+    )
     update_weight_disk_keep_files: bool = flag(False, "keep each version in that folder", "switch")
     update_weight_delta_encoding: str = flag(
         "xor", "encoding of changed bytes", "str", choices=["xor", "overwrite"]

@@ -123,7 +123,7 @@ class LiveConsole:
 
 def header() -> str:
     """What the last column means, and the titles of the step table."""
-    legend = "rollouts: submitted = " + " + ".join(FATES)
+    legend = "rollouts: carried + submitted = " + " + ".join(FATES)
     return legend + "\n" + " ".join(f"{title:>7}" for title, _, _ in COLUMNS)
 
 
@@ -141,9 +141,10 @@ def cells(step: int, metrics: Mapping[str, float]) -> list[str]:
 
 
 def accounting(metrics: Mapping[str, float]) -> str:
-    """The identity of law 5 in numbers, e.g. ``64=60+0+4+0+0``."""
+    """The identity of law 5 in numbers, e.g. ``0+64=60+0+4+0+0``."""
+    came = "+".join(f"{metrics.get(ACCOUNTING + name, 0):.0f}" for name in ("carried", "submitted"))
     fates = "+".join(f"{metrics.get(ACCOUNTING + fate.replace(' ', '_'), 0):.0f}" for fate in FATES)
-    return f"{metrics[ACCOUNTING + 'submitted']:.0f}={fates}"
+    return f"{came}={fates}"
 
 
 def is_terminal() -> bool:

@@ -5,6 +5,7 @@ Reads `metrics.jsonl` and nothing else of the run, so that it can be made again 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -73,12 +74,18 @@ def accounting_lines(rows: list[dict[str, Any]]) -> list[str]:
         )
     if not totals:
         return []
-    totals["in_flight"] = next(
-        int(r[ACCOUNTING + "in_flight"]) for r in rows[::-1] if ACCOUNTING + "in_flight" in r
-    )
+    steps = [row for row in rows if ACCOUNTING + "in_flight" in row]
+    totals["in_flight"] = int(steps[-1][ACCOUNTING + "in_flight"])
+    if stopped := sum(_not_carried(one, other) for one, other in itertools.pairwise(steps)):
+        totals += Counter({"requeued": stopped, "requeued/the run stopped": stopped})
     fates = " + ".join(f"{totals[fate.replace(' ', '_')]} {fate}" for fate in FATES)
     reasons = [f"  {name.replace('/', ': ')}: {count}" for name, count in totals.items() if "/" in name]
     return [f"rollouts: {totals['submitted']} submitted = {fates}", *reasons]
+
+
+def _not_carried(step: dict[str, Any], following: dict[str, Any]) -> int:
+    """Rollouts in flight after a step that the next one began anew, since the run was resumed between them."""
+    return int(step[ACCOUNTING + "in_flight"] - following.get(ACCOUNTING + "carried", 0))
 
 
 def reward_curve(run_dir: Path, rows: list[dict[str, Any]]) -> Path | None:

@@ -50,7 +50,7 @@ NO_EFFORT = Effort()
 
 @dataclass
 class Account:
-    """Counts over a step or a run. `carried` is what was in flight when it began.
+    """Counts over a step or a run. `carried` is what was in flight when it began: carried + submitted = ...
 
     Attributes:
         seconds: rollout seconds by fate and reason.
@@ -120,6 +120,7 @@ class Account:
         """``rollout/accounting/...``: totals, and one count a reason."""
         prefix = "rollout/accounting/"
         values: dict[str, float] = {
+            prefix + "carried": self.carried,
             prefix + "submitted": self.submitted,
             prefix + "in_flight": self.in_flight,
         }
@@ -142,10 +143,15 @@ class Ledger:
         self._open: set[int] = set()
         self._tickets = itertools.count()
 
-    def begin(self, name: str) -> Account:
-        """Start the account of a step; what is open is carried into it."""
-        self.step = Account(name, carried=len(self._open))
-        return self.step
+    def begin(self, name: str) -> None:
+        """Name the account of a step, which began when the one before was closed."""
+        self.step.name = name
+
+    def close(self) -> Account:
+        """The account of the step that ends. The next begins at once, with what is open carried into it: what
+        is submitted between two steps belongs to the later one."""
+        ended, self.step = self.step, Account("the next step", carried=len(self._open))
+        return ended
 
     def submit(self, count: int) -> list[int]:
         """Open `count` tickets, one a rollout."""

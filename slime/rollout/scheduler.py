@@ -353,7 +353,7 @@ class Scheduler:
             groups=groups,
             seen=batch.seen,
             drops=batch.drops,
-            account=self.ledger.step,
+            account=self.ledger.close(),
             age=max((batch.step - run.oldest_version for run in groups), default=0),
         )
 

@@ -22,11 +22,26 @@ def steps_of(world, name):
     return [row for row in world.metrics(name) if "train/loss" in row]
 
 
+def check_identity(rows):
+    """Law 5 in every step and over all: what is told as submitted and carried is where it is told to be."""
+    carried = 0
+    for row in rows:
+        count = {
+            key.split("/")[2]: value
+            for key, value in row.items()
+            if key.startswith("rollout/accounting/") and key.count("/") == 2
+        }
+        assert count.pop("carried") == carried
+        submitted, carried = count.pop("submitted"), count["in_flight"]
+        assert row["rollout/accounting/carried"] + submitted == sum(count.values())
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_learns_within_its_bound_and_loses_nothing(world, policy):
     text = world.train(policy, num_rollout=STEPS, **POLICIES[policy])
     rows = steps_of(world, policy)
     assert len(rows) == STEPS, text
+    check_identity(rows)
     for row in rows:
         assert row["rollout/accounting/trained"] == 16
         assert 0 <= row["rollout/wasted_ratio"] <= 1

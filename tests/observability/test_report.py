@@ -23,7 +23,7 @@ def test_the_report_compares_first_and_last_evaluation(tmp_path):
 def test_law_5_the_identity_is_printed_per_step_and_in_total(tmp_path):
     step = {"submitted": 12, "trained": 8, "failed": 3, "requeued": 1, "in_flight": 0, "failed/timeout": 3}
     metrics = {f"rollout/accounting/{name}": float(count) for name, count in step.items()}
-    assert row(0, metrics).endswith(" 12=8+0+3+1+0")
+    assert row(0, metrics).endswith(" 0+12=8+0+3+1+0")
     tracker = JsonLines(tmp_path / "metrics.jsonl")
     tracker.log(metrics, 0)
     tracker.log(metrics, 1)
@@ -31,6 +31,17 @@ def test_law_5_the_identity_is_printed_per_step_and_in_total(tmp_path):
     text = "\n".join(report_lines(tmp_path, {}))
     assert "24 submitted = 16 trained + 0 filtered + 6 failed + 2 requeued + 0 in flight" in text
     assert "failed: timeout: 6" in text
+
+
+def test_law_5_rollouts_in_flight_are_carried_or_were_stopped_with_the_run(tmp_path):
+    tracker = JsonLines(tmp_path / "metrics.jsonl")
+    for carried, submitted, in_flight in [(0, 12, 4), (4, 8, 4), (0, 16, 8)]:
+        step = {"carried": carried, "submitted": submitted, "trained": 8, "in_flight": in_flight}
+        tracker.log({f"rollout/accounting/{name}": float(count) for name, count in step.items()}, 0)
+    tracker.close()
+    text = "\n".join(report_lines(tmp_path, {}))
+    assert "36 submitted = 24 trained + 0 filtered + 0 failed + 4 requeued + 8 in flight" in text
+    assert "requeued: the run stopped: 4" in text
 
 
 def test_ratios_are_not_taken_for_scores():

@@ -2,8 +2,10 @@
 
 from slime.config import load_config
 from slime.ray.rollout_manager import RolloutManager
+from slime.rollout import unfinished
 from slime.rollout.data_source import RolloutDataSource
 from slime.utils.parts import faults
+from slime.utils.types import Sample
 from tests.tiny import tiny_model_dir
 
 
@@ -54,3 +56,12 @@ def test_the_data_position_is_one_file(tmp_path):
     assert [part.path for part in made.save(0)] == ["rollout/data_source_0.json"]
     assert [part.path for part in made.save(0)] == ["rollout/data_source_0.json"]
     assert faults(save, made.save(1)) == []
+
+
+def test_groups_in_flight_that_another_run_left_are_not_given_out(tmp_path):
+    save, made = manager(tmp_path, "slime.rollout.data_source.RolloutDataSourceWithBuffer")
+    unfinished.save(save, 3, [[Sample(index=7, group_index=7, prompt="of another run")]])
+    made.save(3)
+    made._args = made._args.with_values(load=str(save))
+    made.load(3)
+    assert made._source.buffer == []

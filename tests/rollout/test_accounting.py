@@ -11,12 +11,13 @@ FATES = st.sampled_from([(fate, reason) for fate in Fate for reason in ("a", "b"
 def test_the_identity_holds_whatever_the_fates_are(steps, extra):
     ledger, still_open = Ledger(), 0
     for number, fates in enumerate(steps):
-        account = ledger.begin(f"step {number}")
+        ledger.begin(f"step {number}")
         tickets = ledger.submit(len(fates) + extra)
         for ticket, (fate, reason) in zip(tickets, fates, strict=False):
             ledger.settle([ticket], fate, reason)
         still_open += extra
         ledger.check(still_open)
+        account = ledger.close()
         assert account.carried + account.submitted == sum(map(account.total, Fate)) + still_open
     assert ledger.total.in_flight == still_open
 
@@ -39,11 +40,12 @@ def test_a_lost_rollout_is_found():
 
 def test_the_line_and_the_metrics_name_reasons():
     ledger = Ledger()
-    account = ledger.begin("step 0")
+    ledger.begin("step 0")
     first, second, third = ledger.submit(3)
     ledger.settle([first], Fate.TRAINED)
     ledger.settle([second], Fate.FILTERED, "zero_std")
     ledger.settle([third], Fate.FAILED, "reward: RewardError")
+    account = ledger.close()
     assert account.line() == (
         "step 0: 3 submitted = 1 trained + 1 filtered (zero_std 1) + 1 failed (reward: RewardError 1)"
         " + 0 requeued + 0 in flight"

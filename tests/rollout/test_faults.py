@@ -17,6 +17,7 @@ import pytest
 from slime.errors import DataError, RolloutFailedError
 from slime.rollout.accounting import Fate
 from slime.rollout.events import EventLog, read_events
+from slime.rollout.inflight import IN_FLIGHT
 from slime.rollout.loop import run_blocking
 from slime.rollout.session import SESSION
 from slime.serving.scripted import ScriptedAnswer, start_scripted_server
@@ -260,6 +261,40 @@ def test_a_data_source_that_raises_ends_the_run_with_its_error_and_gets_all_back
         with pytest.raises(ConnectionError, match="the database is gone"):
             run.run(4)
         check_all_accounted(run)
+
+
+class Blocks(ListSource):
+    """The third call of `get_samples` waits for a lock that the test holds."""
+
+    def __init__(self):
+        super().__init__(size=3)
+        self.calls, self.may_go_on = 0, threading.Event()
+
+    def get_samples(self, count):
+        self.calls += 1
+        if self.calls == 3:
+            assert self.may_go_on.wait(30)
+        return super().get_samples(count)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_data_source_that_blocks_is_told_by_its_name_and_loses_nothing(policy):
+    source = Blocks()
+    with scripted() as server, steps(server, source, policy) as run:
+        found = []
+
+        def look():
+            while source.calls < 3 or "data source" not in IN_FLIGHT.describe():
+                time.sleep(0.01)
+            found.append(IN_FLIGHT.describe())
+            source.may_go_on.set()
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        run.run(4)
+        looking.join(10)
+        check_all_accounted(run)
+    assert "giving" in found[0]
 
 
 class TakesNothingBack(ListSource):

@@ -84,7 +84,7 @@ def accounting_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _not_carried(step: dict[str, Any], following: dict[str, Any]) -> int:
-    """Rollouts in flight after a step that the next one began anew, since the run was resumed between them."""
+    """Rollouts in flight after a step that begin again after it: the run was stopped between the two."""
     return int(step[ACCOUNTING + "in_flight"] - following.get(ACCOUNTING + "carried", 0))
 
 

@@ -1,7 +1,7 @@
 """`WeightSync`: what every way of moving weights from a trainer to engines looks like.
 
-Invariant: after `update` each engine of the pool has the whole version or is named in the report as failed; none
-is left between two versions unsaid. Knows neither trainer nor transport.
+Invariant: after `update` each engine of the pool has the whole version or is named in the report as failed;
+none is left between two versions unsaid. Knows neither trainer nor transport.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 UpdatePause: TypeAlias = Literal["abort", "in_place", "retract"]
-"""What becomes of requests in flight: ended, continued behind the update with their cache, or computed anew."""
+"""What becomes of requests in flight: ended, continued with the cache they have, or computed anew."""
 
 
 class WeightSource(Protocol):

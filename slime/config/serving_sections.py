@@ -34,7 +34,15 @@ class ServingConfig:
     rollout_num_gpus_per_engine: int = flag(
         1, "GPUs of one engine: its tensor times its pipeline parallel size", "int", at_least=1
     )
-    num_gpus_per_node: int = flag(8, "GPUs of one machine", "int", at_least=1)
+    num_gpus_per_node: int = flag(
+        8, "GPUs of one machine; an engine with more than one machine's takes all of each", "int", at_least=1
+    )
+    place_on_gpus: bool | None = flag(
+        None,
+        "take GPUs of the Ray cluster, waiting for them up to --phase-timeout; --no-place-on-gpus runs on "
+        "CPUs (default: where the cluster has GPUs)",
+        "tri",
+    )
     sglang_config: str | None = flag(
         None, "YAML of models, each with its router and its groups of servers", "str"
     )
@@ -66,7 +74,7 @@ class ServingConfig:
         0.0, "seconds without checks after a start or a pause", "float", at_least=0
     )
     rollout_engine_restarts: int = flag(
-        3, "times that each engine is replaced before the run gives up", "int", at_least=0
+        3, "times that each engine is replaced before its next failure ends the run", "int", at_least=0
     )
 
 

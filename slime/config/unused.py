@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from slime.config.device_sharing import OFFLOADS
 from slime.config.problem import Problem, dashed
 from slime.config.sections import EvalConfig, RewardConfig
 from slime.config.training_sections import AlgorithmConfig, CriticConfig
@@ -28,6 +29,12 @@ _JUDGE_FLAGS = tuple(item.name for item in dataclasses.fields(RewardConfig) if i
 PASS_RATE_FILTER = "slime.rollout.filter_hub.pass_rate.check_pass_rate"
 CURRICULUM = "slime.rollout.curriculum.CurriculumDataSource"
 _WITHOUT_GROUPS = ("reinforce_plus_plus", "ppo")
+_HEALTH_FLAGS = (
+    "rollout_health_check_interval",
+    "rollout_health_check_timeout",
+    "rollout_health_check_first_wait",
+    "rollout_engine_restarts",
+)
 _CRITIC_FLAGS = (
     "lambd",
     "value_clip",
@@ -60,6 +67,7 @@ def unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         _corrections,
         _batches,
         _scheduling,
+        _devices,
         _training,
         _saving,
         _data,
@@ -199,6 +207,21 @@ def _scheduling(config: Config) -> list[Rule]:
             not (config.train_only or config.run.debug_rollout_only),
             "both an engine and a trainer",
         ),
+    ]
+
+
+def _devices(config: Config) -> list[Rule]:
+    serving = config.serving
+    generates, trains = not config.train_only, not config.run.debug_rollout_only
+    own = generates and serving.rollout_external_engine_addrs is None
+    return [
+        *_all_need(("colocate", *OFFLOADS), generates and trains, "both an engine and a trainer"),
+        *_all_need(
+            ("rollout_num_gpus", "rollout_num_gpus_per_engine", "num_gpus_per_node", "use_fault_tolerance"),
+            own,
+            "engines of its own (no --rollout-external-engine-addrs, no training from files)",
+        ),
+        *_all_need(_HEALTH_FLAGS, serving.use_fault_tolerance, "--use-fault-tolerance"),
     ]
 
 

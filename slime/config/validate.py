@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.config.asynchrony import asynchrony
+from slime.config.device_sharing import devices
 from slime.config.plan import rollouts_per_optimizer_step
 from slime.config.problem import Check, Problem, dashed, listed
 from slime.config.unused import takes_groups, unused
@@ -377,6 +378,7 @@ CHECKS_OF_FLAGS: tuple[Check, ...] = (
     _fine_tuning,
     _sizes,
     asynchrony,
+    devices,
     unused,
     _incomplete,
     _incomplete_loss,

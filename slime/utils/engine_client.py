@@ -172,12 +172,35 @@ class EngineClient:
 
     async def health(self, timeout: float = 30.0) -> bool:
         """True if the engine generates a token within `timeout` seconds."""
+        return await self.why_not_generating(timeout) is None
+
+    async def why_not_generating(self, timeout: float) -> str | None:
+        """What is wrong with an engine that generates no token within `timeout` seconds; None if it does."""
         try:
             async with asyncio.timeout(timeout):
                 await self._once("GET", self.url + "/health_generate", None, {})
-        except (TransientError, EngineError, TimeoutError):
-            return False
-        return True
+        except TimeoutError:
+            return f"no answer of /health_generate within {timeout:g} s"
+        except (TransientError, EngineError) as error:
+            return f"/health_generate: {error}"
+        return None
+
+    async def why_silent(self, timeout: float) -> str | None:
+        """What is wrong with a process that answers no HTTP at all; None if it does, be it with an error.
+
+        Generates nothing, so that a paused engine answers too.
+        """
+        import aiohttp
+
+        session = await http_session()
+        try:
+            async with asyncio.timeout(timeout), session.get(self.url + "/model_info") as response:
+                await response.read()
+        except TimeoutError:
+            return f"no answer of /model_info within {timeout:g} s"
+        except aiohttp.ClientError as error:
+            return f"/model_info: {type(error).__name__}: {error}"
+        return None
 
     async def server_info(self) -> dict[str, Any]:
         """``/server_info`` of the first worker."""

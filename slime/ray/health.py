@@ -1,7 +1,7 @@
 """Health of engines: whether each generates, whether its process answers, and how often it may be replaced.
 
 Invariant: a paused engine is not dead: while paused only its process is asked, and an answer to a question
-that was put before a pause or its end counts for nothing. A failure is told once, and never raised into the run.
+from before a pause or its end counts for nothing. A failure is told once, and never raised into the run.
 """
 
 from __future__ import annotations

@@ -240,10 +240,10 @@ def missing(layout: Layout, name: str) -> str:
     others = sum(nodes.values()) - free - sum(held.values())
     if others > 0:
         held["actors and tasks without a placement group"] = others
-    holders = "; ".join(f"{who} holds {count:g}" for who, count in held.items()) or "nobody holds any"
+    holders = ", ".join(f"{count:g} by {who}" for who, count in held.items()) or "none"
     return (
         f"asked are {layout.line()}, with one CPU each; the cluster has {sum(nodes.values()):g}: "
-        f"{_listed(nodes)}; {free:g} are free; {holders}"
+        f"{_listed(nodes)}; {free:g} are free; held are {holders}"
     )
 
 

@@ -1,6 +1,7 @@
 """Placement over several Ray nodes on this machine, with GPUs that Ray is told of and nobody has."""
 
 import os
+import time
 
 import pytest
 
@@ -134,7 +135,7 @@ def test_a_wait_in_vain_tells_what_is_missing_and_who_holds_it(placed, monkeypat
         "a placement group is not done after 1.5 s: asked are 3 GPUs (trainer 1, engines 2;"
     )
     assert "the cluster has 4: 2 on 127.0.0.2" in text and "1 are free" in text
-    assert "placement group somebody-else holds 3" in text
+    assert "held are 3 by placement group somebody-else" in text
     assert "waiting for a placement group: asked are 3 GPUs" in notes[0]
     stop = StopFlag()
     stop.requested = True
@@ -155,7 +156,10 @@ def test_a_run_is_placed_where_there_are_gpus_and_refused_where_there_are_too_fe
         ConfigError, match=r"takes 5 GPUs \(trainer 2, engines 3; separate\), and the cluster"
     ):
         is_placed(too_many, None)
-    assert "nobody holds any" in missing(fits, "slime-test")
+    until = time.monotonic() + 30
+    while "4 are free; held are none" not in missing(fits, "slime-test"):  # Ray tells of it late
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def test_an_engine_of_a_lost_node_is_seated_on_the_next_node_with_room(cluster, placed):
@@ -167,7 +171,8 @@ def test_an_engine_of_a_lost_node_is_seated_on_the_next_node_with_room(cluster, 
     lost = next(node for node in cluster.worker_nodes if node.node_ip_address == NODES[1])
     cluster.remove_node(lost, allow_graceful=False)
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(engine.where.remote(), timeout=60)
+        while True:  # its process may answer until it notices
+            ray.get(engine.where.remote(), timeout=60)
     cluster.add_node(num_cpus=2, num_gpus=2, node_ip_address="127.0.0.4")
     moved = seats.relocate("default/regular-0")
     assert {bundle.address for bundle in moved.bundles} == {"127.0.0.4"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.config import load_config
-from slime.config.device_sharing import share_devices
+from slime.config.device_sharing import devices, share_devices
 from slime.errors import ConfigError
 from slime.ray.layout import (
     ENGINE_SHARE,
@@ -187,7 +187,7 @@ def test_full_nodes_can_be_assumed_before_there_is_a_cluster():
 )
 def test_flags_give_the_layout(tmp_path, words, mode, bundles):
     config = load_config(
-        ["--hf-checkpoint", str(tmp_path), "--rollout-batch-size", "2", *words.split()], checks=()
+        ["--hf-checkpoint", str(tmp_path), "--rollout-batch-size", "2", *words.split()], checks=[devices]
     )
     layout = layout_of_run(config, share_devices(config))
     assert (layout.mode, layout.bundles) == (mode, bundles)

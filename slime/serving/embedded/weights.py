@@ -1,7 +1,9 @@
-"""New weights for a running engine: from a folder, from safetensors in the request, from shared memory.
+"""New weights for a running engine: from a folder, from safetensors in the request, from shared memory, from
+a process group.
 
-Invariant: names and shapes are checked before anything changes, and nothing is ever unpickled. Owns
-the mapped file, so that a later swap of the same file costs nothing. Blocking; knows nothing of HTTP.
+Invariant: names and shapes are checked before anything changes, and nothing is ever unpickled; what comes in
+pieces is kept aside until its session ends, and then swapped in whole. Owns the mapped file, so that a later
+swap of the same file costs nothing. Blocking; knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -20,8 +22,13 @@ from slime.serving.embedded.core import EngineCore
 if TYPE_CHECKING:
     import torch
 
+    from slime.serving.weights.group import WeightGroup
     from slime.serving.weights.shared import SharedWeights
 
+GROUP_SECONDS = 600.0
+"""Deadline of meeting in a group, and of each broadcast: an engine without its trainer does not wait for
+ever.
+"""
 FORMATS = ("shared_memory", "shared_memory_copy", "safetensors")
 
 
@@ -36,7 +43,81 @@ class WeightUpdater:
         self._engine = engine
         self._lock = threading.Lock()
         self._mapped: SharedWeights | None = None
+        self._groups: dict[str, WeightGroup] = {}
+        self._received: dict[str, torch.Tensor] = {}
+        self._naming: tuple[str | None, bool] = (None, False)
         self.in_session = False
+
+    def begin(self) -> None:
+        """Open a session."""
+        self._received, self._naming = {}, (None, False)
+        self.in_session = True
+
+    def end(self) -> None:
+        """Close the session, and compute with what came over process groups in it.
+
+        Raises:
+            EngineError: names or shapes do not fit, or a weight is missing: nothing was changed.
+        """
+        self.in_session = False
+        received, self._received = self._received, {}
+        if received:
+            with self._lock:
+                version, flush = self._naming
+                self._swap(received, version, alias=True, flush=flush)
+
+    def join_group(self, name: str, host: str, port: int, *, rank: int, size: int, backend: str) -> None:
+        """Meet a trainer and its other engines.
+
+        Raises:
+            EngineRequestError: a backend other than gloo, or a group of this name is there already.
+            EngineError: they did not meet.
+        """
+        from slime.serving.weights.group import WeightGroup, find_store
+
+        if backend != "gloo":
+            raise EngineRequestError(f"backend must be gloo on this engine, got {backend!r}.")
+        if name in self._groups:
+            raise EngineRequestError(f"there is a group {name!r} already; destroy it first.")
+        store = find_store(host, port, GROUP_SECONDS)
+        self._groups[name] = WeightGroup(
+            store, rank=rank, size=size, name=name, backend=backend, timeout=GROUP_SECONDS
+        )
+
+    def leave_group(self, name: str) -> None:
+        """Give a group up.
+
+        Raises:
+            EngineRequestError: there is none of this name.
+        """
+        self._group(name)
+        self._groups.pop(name).close()
+
+    def from_group(
+        self, group: str, forms: list[tuple[str, str, list[int]]], version: str | None, *, flush: bool
+    ) -> None:
+        """Receive tensors (name, dtype, shape), to be computed with from the end of the session.
+
+        Raises:
+            EngineRequestError: no such group, or a dtype that torch has not.
+            EngineError: the broadcast failed.
+        """
+        import torch
+
+        received = {}
+        for name, code, shape in forms:
+            dtype = getattr(torch, code, None)
+            if not isinstance(dtype, torch.dtype):
+                raise EngineRequestError(f"dtypes: torch has no {code!r}.")
+            received[name] = torch.empty(shape, dtype=dtype)
+        self._group(group).broadcast([*received.values()], GROUP_SECONDS)
+        self._received |= received
+        self._naming = (version or self._naming[0], flush or self._naming[1])
+
+    def _group(self, name: str) -> WeightGroup:
+        if name not in self._groups:
+            raise EngineRequestError(f"there is no group {name!r}; make it with init_weights_update_group.")
+        return self._groups[name]
 
     def from_disk(self, folder: str, version: str | None, *, flush: bool) -> None:
         """Copy in the safetensors of a Hugging Face folder.

@@ -1,0 +1,144 @@
+"""`WeightClient`: what a weight update asks of one engine, by SGLang's native HTTP, and the `Deadline` of it.
+
+Invariant: every call ends by the deadline, is made once and never retried (a broadcast is not repeatable),
+and fails with an error that names engine and call. Synchronous: an update computes between calls, and
+belongs to no event loop. Knows nothing of how weights travel.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
+from slime.utils.engine_answers import TransientError, as_object, check_succeeded, checked_answer
+
+if TYPE_CHECKING:
+    from slime.serving.endpoint import EngineEndpoint
+    from slime.serving.weights.sync import UpdatePause
+
+CONNECT_SECONDS = 10.0
+FLUSH_PAUSE_SECONDS = 0.05
+_NOT_FOUND = 404
+
+
+class Deadline:
+    """When a piece of work has to be done."""
+
+    def __init__(self, seconds: float, what: str) -> None:
+        """`what` names the work and the flag that sets `seconds`."""
+        self._seconds, self._what = seconds, what
+        self._end = time.monotonic() + seconds
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left, above 0.
+
+        Raises:
+            DeadlineError: none are.
+        """
+        left = self.left
+        if not left:
+            raise self.passed("was not done")
+        return left
+
+    @property
+    def left(self) -> float:
+        """Seconds left; 0 where it has passed."""
+        return max(0.0, self._end - time.monotonic())
+
+    def passed(self, what: str) -> DeadlineError:
+        """The error that says so."""
+        return DeadlineError(f"{what} within {self._seconds:g} s", place=self._what)
+
+
+@dataclass(frozen=True)
+class WeightClient:
+    """One engine during one update."""
+
+    endpoint: EngineEndpoint
+    deadline: Deadline
+
+    @property
+    def name(self) -> str:
+        """The engine's name in the run."""
+        return self.endpoint.name
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """One call; an answer with ``success: false`` is a failure.
+
+        Raises:
+            EngineRequestError: 4xx. EngineError: 5xx, or no success. EngineUnavailableError: no answer.
+            DeadlineError: no answer in time.
+        """
+        answer = self._checked(path, *self._request("POST", path, body))
+        check_succeeded([answer], self.endpoint.url + path)
+        return answer
+
+    def offer(self, path: str, body: Mapping[str, Any]) -> bool:
+        """The same where the engine has this call; False where it does not."""
+        status, content = self._request("POST", path, body)
+        if status == _NOT_FOUND:
+            return False
+        check_succeeded([self._checked(path, status, content)], self.endpoint.url + path)
+        return True
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A JSON object."""
+        return as_object(self._checked(path, *self._request("GET", path, None)), path)
+
+    def pause(self, mode: UpdatePause) -> None:
+        """Stop generating."""
+        self.post("/pause_generation", {"mode": mode})
+
+    def resume(self) -> None:
+        """Go on generating."""
+        self.post("/continue_generation", {})
+
+    def flush(self) -> None:
+        """Forget cached prefixes, once the requests that a pause ended are gone from the cache."""
+        while True:
+            try:
+                self.post("/flush_cache", {})
+                return
+            except EngineRequestError:
+                if self.deadline.remaining <= FLUSH_PAUSE_SECONDS:
+                    raise
+                time.sleep(FLUSH_PAUSE_SECONDS)
+
+    @property
+    def version(self) -> str:
+        """The version of the weights that the engine says it has."""
+        return str(self.get("/model_info").get("weight_version"))
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        url, remaining = urlsplit(self.endpoint.url + path), self.deadline.remaining
+        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(url.hostname or "", url.port, timeout=min(CONNECT_SECONDS, remaining))
+        try:
+            connection.connect()
+            connection.sock.settimeout(remaining)
+            data = None if body is None else orjson.dumps(body)
+            connection.request(method, url.path, data, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except TimeoutError as error:
+            raise self.deadline.passed(f"{self.endpoint.url}{path} did not answer") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineUnavailableError(
+                f"{type(error).__name__}: {error}", place=self.endpoint.url + path
+            ) from error
+        finally:
+            connection.close()
+
+    def _checked(self, path: str, status: int, content: bytes) -> Any:
+        try:
+            return checked_answer(status, content, self.endpoint.url + path)
+        except TransientError as error:
+            raise EngineError(str(error), place=self.endpoint.url + path) from error

@@ -1,0 +1,76 @@
+"""`Crew`: the engines of one update, called all at once; one that fails is out of it, with the reason.
+
+Invariant: an engine is either a member or in `failed`; a call that fails at one engine never stops the
+others. Knows HTTP calls; knows nothing of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+from slime.errors import SlimeError
+from slime.serving.endpoint import EngineEndpoint
+from slime.serving.weights.client import Deadline, WeightClient
+
+Call: TypeAlias = Callable[[WeightClient], Any]
+
+
+class Crew:
+    """Engines that still take part.
+
+    Attributes:
+        deadline: of the whole update.
+        failed: reason by engine name.
+    """
+
+    def __init__(self, endpoints: Sequence[EngineEndpoint], deadline: Deadline) -> None:
+        self.deadline = deadline
+        self.failed: dict[str, str] = {}
+        self._clients = [WeightClient(endpoint, deadline) for endpoint in endpoints]
+        self._threads = ThreadPoolExecutor(max(1, len(endpoints)), thread_name_prefix="slime-weights")
+
+    @property
+    def members(self) -> list[WeightClient]:
+        """Engines that have not failed, in their order."""
+        return [client for client in self._clients if client.name not in self.failed]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all members together."""
+        return sum(client.endpoint.world_size for client in self.members)
+
+    def each(self, step: str, call: Call) -> dict[str, Any]:
+        """Call all members at once and wait; the results by engine name. `step` says what failed."""
+        return self.finish(self.start(step, call))
+
+    def start(self, step: str, call: Call) -> Calls:
+        """Begin the same."""
+        started = {client: self._threads.submit(call, client) for client in self.members}
+        return Calls(step, started)
+
+    def finish(self, calls: Calls) -> dict[str, Any]:
+        """Wait for calls that have begun."""
+        results = {}
+        for client, future in calls.futures.items():
+            try:
+                results[client.name] = future.result()
+            except SlimeError as error:
+                self.drop(client, f"{calls.step}: {error.message}")
+        return results
+
+    def drop(self, client: WeightClient, reason: str) -> None:
+        """Leave an engine out from now on; the first reason stays."""
+        self.failed.setdefault(client.name, reason)
+
+    def close(self) -> None:
+        """Give up the threads."""
+        self._threads.shutdown(wait=False)
+
+
+class Calls:
+    """One call on its way to several engines."""
+
+    def __init__(self, step: str, futures: dict[WeightClient, Future[Any]]) -> None:
+        self.step, self.futures = step, futures

@@ -1,0 +1,154 @@
+"""`EngineSync`: the `WeightSync` that all ways of moving weights share: pause, send, continue, verify.
+
+Invariant: an engine goes on generating only when it has the whole version and says so; every other one stays
+paused and is named in the report. Each wait ends by --update-timeout. Knows no way: that is a `Transport`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from slime.errors import ConfigError
+from slime.serving.endpoint import EngineEndpoint
+from slime.serving.weights.client import Deadline, WeightClient
+from slime.serving.weights.crew import Crew
+from slime.serving.weights.outgoing import WireForm
+from slime.serving.weights.probe import Probe
+from slime.serving.weights.sync import UpdatePause, UpdateReport, WeightSource
+from slime.serving.weights.transport import Transport, Update
+
+KEPT_MEMORY = ["kv_cache", "cuda_graph"]
+"""What engines that gave up memory take back after an update; their weights, before it."""
+
+
+class EngineSync:
+    """Moves weights of one trainer into a pool of engines of one kind. Every rank of the trainer has one."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        transport: Transport,
+        form: Callable[[WeightClient], WireForm],
+        *,
+        is_first: bool,
+        timeout: float,
+        probe: Probe | None = None,
+    ) -> None:
+        """See `make_weight_sync`.
+
+        Args:
+            form: asks an engine how it wants weights.
+            probe: compares engines with the trainer after the first update of each.
+        """
+        self._source = source
+        self._transport = transport
+        self._form = form
+        self._is_first = is_first
+        self._timeout = timeout
+        self._probe = probe
+        self._endpoints: tuple[EngineEndpoint, ...] = ()
+        self._wire: WireForm | None = None
+        self._unproved: set[str] = set()
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """Use these engines from now on, of those given whose weights are the trainer's.
+
+        Raises:
+            ConfigError: engines of two kinds.
+        """
+        chosen = tuple(endpoint for endpoint in endpoints if endpoint.updates_weights)
+        kinds = sorted({endpoint.kind for endpoint in chosen})
+        if len(kinds) > 1:
+            raise ConfigError(f"the pool has engines of several kinds: {', '.join(kinds)}", place="engines")
+        if chosen == self._endpoints:
+            return
+        self._unproved |= {endpoint.name for endpoint in chosen} - {e.name for e in self._endpoints}
+        self._endpoints, self._wire = chosen, None
+        self._transport.forget()
+
+    def update(self, version: int, pause: UpdatePause, *, released: bool = False) -> UpdateReport:
+        """Move the weights of the moment as policy `version`; a collective call of all ranks.
+
+        Args:
+            released: the engines gave up memory before; they take it back, weights first.
+
+        Raises:
+            ModelError: the weights are not those of the engines' model. No engine was changed.
+            ConfigError: an engine cannot pause so.
+        """
+        if not self._endpoints:
+            return UpdateReport(metrics={})
+        if not self._is_first:
+            self._transport.follow(self._source, version)
+            if self._probe is not None and self._unproved:
+                self._probe.expected()
+                self._unproved.clear()
+            return UpdateReport(metrics={})
+        crew = Crew(self._endpoints, Deadline(self._timeout, "weight update (--update-timeout)"))
+        try:
+            return self._update(crew, version, pause, released)
+        finally:
+            crew.close()
+
+    def close(self) -> None:
+        """Give up groups, files and shared memory."""
+        self._transport.close()
+
+    def _update(self, crew: Crew, version: int, pause: UpdatePause, released: bool) -> UpdateReport:
+        started = time.perf_counter()
+        form = self._wire_form(crew)
+        update = Update(version, form.outgoing(self._source.weights()), crew, pause)
+        self._transport.stage(update)
+        paused = time.perf_counter()
+        crew.each("pause", lambda engine: engine.pause(pause))
+        if update.flushes:
+            crew.each("flush of the cache", WeightClient.flush)
+        if released:
+            crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
+        self._session("begin_weight_update", crew)
+        self._transport.send(update)
+        self._session("end_weight_update", crew)
+        if released:
+            crew.each("memory of the cache", lambda engine: _take_back(engine, KEPT_MEMORY))
+        self._verify(crew, version)
+        crew.each("continuation", WeightClient.resume)
+        ended = time.perf_counter()
+        self._prove(crew)
+        metrics = {
+            "perf/update_weights_time": ended - started,
+            "perf/update_weights_pause_time": ended - paused,
+            "perf/update_weights_bytes": float(update.sent_bytes),
+        }
+        return UpdateReport(metrics=metrics | update.metrics, failed=crew.failed)
+
+    def _wire_form(self, crew: Crew) -> WireForm:
+        """What the engines want, asked once; the weights are gone through in the trainer's form without
+        any.
+        """
+        if self._wire is None:
+            forms = crew.each("question for its dtype", self._form)
+            if not forms:
+                return WireForm(None, None)
+            self._wire = next(iter(forms.values()))
+        return self._wire
+
+    def _session(self, call: str, crew: Crew) -> None:
+        """Servers before 0.5.23 have no such call, and take weights without."""
+        if self._transport.has_session:
+            crew.each(call, lambda engine: engine.offer(f"/{call}", {}))
+
+    def _verify(self, crew: Crew, version: int) -> None:
+        versions = crew.each("question for its version", lambda engine: engine.version)
+        for engine in crew.members:
+            if versions[engine.name] != str(version):
+                crew.drop(engine, f"says that its weights are version {versions[engine.name]}, not {version}")
+
+    def _prove(self, crew: Crew) -> None:
+        if self._probe is not None and self._unproved:
+            self._probe.compare(crew)
+            self._unproved.clear()
+
+
+def _take_back(engine: WeightClient, tags: list[str]) -> None:
+    engine.post("/resume_memory_occupation", {"tags": tags})

@@ -1,0 +1,137 @@
+"""Weights to engines of the same machine: through memory that they map (SGLang), or through the trainer's own
+file of weights (the embedded engine, which reads no pickles).
+
+Invariant: memory is filled again only when every engine has answered that it read it. Two buffers, so that
+one is filled while engines read the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from slime.serving.weights.bucket_buffer import BucketBuffer, device_message
+from slime.serving.weights.client import WeightClient
+from slime.serving.weights.outgoing import Outgoing, buckets
+from slime.serving.weights.shared import SharedWeights
+from slime.serving.weights.sync import WeightSource
+from slime.serving.weights.transport import Update, drain
+
+_PATH = "/update_weights_from_tensor"
+
+
+class TensorTransport:
+    """Buckets in shared memory, as SGLang reads them."""
+
+    has_session = True
+
+    def __init__(self, buffer_size: int) -> None:
+        """`buffer_size`: bytes of a bucket; twice as many are held."""
+        self._buffer_size = buffer_size
+        self._buffers = [BucketBuffer(), BucketBuffer()]
+
+    def stage(self, update: Update) -> None:
+        """Nothing can be done before."""
+
+    def send(self, update: Update) -> None:
+        """One call a bucket, the same for each rank of each engine."""
+        calls, held = None, []
+        filled = buckets(update.taken(), self._buffer_size)
+        for (bucket, is_last), buffer in zip(filled, itertools.cycle(self._buffers), strict=False):
+            text, memory = _message(bucket, buffer)
+            if calls is not None:
+                update.crew.finish(calls)
+            held = [memory]
+            post = functools.partial(_post, text=text, naming=update.naming(is_last))
+            calls = update.crew.start("weights", post)
+        if calls is not None:
+            update.crew.finish(calls)
+        held.clear()
+
+    def follow(self, source: WeightSource, version: int) -> None:
+        """Go through the weights."""
+        drain(source.weights())
+
+    def forget(self) -> None:
+        """Nothing is held of engines."""
+
+    def close(self) -> None:
+        """Give the buffers up."""
+        for buffer in self._buffers:
+            buffer.close()
+
+
+class SharedFileTransport:
+    """The file that the trainer's weights live in, or are copied to, as the embedded engine reads it."""
+
+    has_session = True
+
+    def __init__(self, shared: SharedWeights | None, *, aliases: bool) -> None:
+        """
+        Args:
+            shared: the trainer's own file; None makes one at the first update.
+            aliases: engines compute with the file itself instead of a copy: it changes while they are paused.
+        """
+        self._shared = shared
+        self._is_own = shared is None
+        self._aliases = aliases
+
+    def stage(self, update: Update) -> None:
+        """Engines with a copy do not see the file change."""
+        if not self._aliases:
+            self._publish(update)
+
+    def send(self, update: Update) -> None:
+        """One call: the path."""
+        if self._aliases:
+            self._publish(update)
+        assert self._shared is not None
+        body = {
+            "serialized_named_tensors": [str(self._shared.path)],
+            "load_format": "shared_memory" if self._aliases else "shared_memory_copy",
+            **update.naming(is_last=True),
+            "flush_cache": True,
+        }
+        update.crew.each("weights", lambda engine: engine.post(_PATH, body))
+
+    def follow(self, source: WeightSource, version: int) -> None:
+        """Go through the weights."""
+        drain(source.weights())
+
+    def forget(self) -> None:
+        """Nothing is held of engines."""
+
+    def close(self) -> None:
+        """Unlink a file that was made here."""
+        if self._is_own and self._shared is not None:
+            self._shared.unlink()
+
+    def _publish(self, update: Update) -> None:
+        """Bring the file up to date where the trainer's weights do not live in it."""
+        if self._shared is None:
+            items = [*update.taken()]
+            self._shared = SharedWeights.create((item.name, item.converted()) for item in items)
+            self._shared.hide()
+            return
+        for item in update.taken():
+            view = self._shared.views[item.name]
+            if item.tensor.data_ptr() != view.data_ptr():
+                view.copy_(item.tensor.detach())
+
+
+def _message(bucket: Sequence[Outgoing], buffer: BucketBuffer) -> tuple[str, Any]:
+    """The message, and what must live until it is answered."""
+    if bucket[0].tensor.is_cuda:
+        return device_message(bucket)
+    return buffer.fill(bucket), None
+
+
+def _post(engine: WeightClient, text: str, naming: dict[str, object]) -> None:
+    body = {
+        "serialized_named_tensors": [text] * engine.endpoint.world_size,
+        "load_format": "flattened_bucket",
+        **naming,
+    }
+    engine.post(_PATH, body)

@@ -1,0 +1,89 @@
+"""`Transport`: one way for weights into engines that stand still. `EngineSync` does all that ways have in
+common.
+
+Invariant: a call goes through the source's weights exactly once, whatever engines do, since it is a
+collective call of all ranks of the trainer. Knows no way.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slime.serving.weights.crew import Crew
+from slime.serving.weights.outgoing import Outgoing
+from slime.serving.weights.sync import UpdatePause, WeightSource
+
+
+@dataclass
+class Update:
+    """One update on its way, for a transport.
+
+    Attributes:
+        version: of the policy.
+        weights: what is sent, to go through once.
+        crew: the engines.
+        pause: what became of requests in flight.
+        sent_bytes: of weights, told by the transport.
+        metrics: of its own.
+    """
+
+    version: int
+    weights: Iterator[Outgoing]
+    crew: Crew
+    pause: UpdatePause
+    sent_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def flushes(self) -> bool:
+        """Whether cached keys and values are forgotten; requests that continue in place need theirs."""
+        return self.pause != "in_place"
+
+    def taken(self) -> Iterator[Outgoing]:
+        """The weights, counted."""
+        for item in self.weights:
+            self.sent_bytes += item.nbytes
+            yield item
+
+    def naming(self, is_last: bool) -> dict[str, object]:
+        """Fields of an update call: only the last bears the version, so that no part of it passes for all."""
+        named = {"weight_version": str(self.version)} if is_last else {}
+        return {"flush_cache": is_last and self.flushes, **named}
+
+
+class Transport(Protocol):
+    """A way for weights.
+
+    Attributes:
+        has_session: whether its calls stand between ``begin_weight_update`` and ``end_weight_update``.
+    """
+
+    has_session: bool
+
+    def stage(self, update: Update) -> None:
+        """What can be done while engines still generate."""
+        ...
+
+    def send(self, update: Update) -> None:
+        """Give the weights to the engines, which are paused; one that fails leaves the crew."""
+        ...
+
+    def follow(self, source: WeightSource, version: int) -> None:
+        """The collective calls of a rank that talks to no engine."""
+        ...
+
+    def forget(self) -> None:
+        """The engines are others from now on."""
+        ...
+
+    def close(self) -> None:
+        """Give up groups, files and memory."""
+        ...
+
+
+def drain(weights: Iterator[object]) -> None:
+    """Go to the end, for the other ranks' sake."""
+    collections.deque(weights, maxlen=0)

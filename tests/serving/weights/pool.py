@@ -1,0 +1,61 @@
+"""Embedded engines on tiny models, a source of weights, and what engines and transformers compute."""
+
+import contextlib
+
+import torch
+
+from slime.config.sections import EngineConfig
+from slime.serving.background import ServerHandle
+from slime.serving.embedded.engine import Engine
+from slime.serving.endpoint import EngineEndpoint
+from tests.serving.wire import ok
+
+PROMPT = [70, 71, 72, 73, 74, 75, 80, 81]
+CONFIG = EngineConfig(max_running_requests=4, max_total_tokens=1024, context_length=128, num_threads=1)
+
+
+class ModelSource:
+    """A `WeightSource` of a Hugging Face model; counts how often it was gone through."""
+
+    def __init__(self, model):
+        self.model = model
+        self.passes = 0
+
+    def weights(self):
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
+        self.passes += 1
+
+    def change(self, seed):
+        """Other weights, as a step would leave them."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+@contextlib.contextmanager
+def engines(folder, count=1, config=CONFIG):
+    """Served engines, as (handle, endpoint) pairs."""
+    with contextlib.ExitStack() as stack:
+        handles = [
+            stack.enter_context(ServerHandle(Engine(str(folder), config), config)) for _ in range(count)
+        ]
+        yield [
+            (handle, EngineEndpoint(name=f"engine-{i}", url=handle.url, kind="embedded"))
+            for i, handle in enumerate(handles)
+        ]
+
+
+def scores(url, prompt=PROMPT):
+    """The engine's log-probs of the prompt, and the weight version that it names."""
+    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 0}, "logprob_start_len": 0}
+    meta = ok(url, "/generate", body | {"return_logprob": True})["meta_info"]
+    return [value for value, *_ in meta["input_token_logprobs"][1:]], meta["weight_version"]
+
+
+def expected(model, prompt=PROMPT):
+    """The same by transformers."""
+    with torch.no_grad():
+        logprobs = model(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+    return [logprobs[i, token].item() for i, token in enumerate(prompt[1:])]

@@ -1,0 +1,169 @@
+"""Weights by each way into embedded engines: what they compute then, whom an update leaves out, and why."""
+
+import threading
+import time
+
+import pytest
+
+from slime.config.serving_sections import WeightsConfig
+from slime.errors import ModelError
+from slime.serving.weights.factory import choose_transport, make_weight_sync
+from slime.serving.weights.shared import SharedWeights
+from tests.serving.weights.pool import ModelSource, engines, expected, scores
+from tests.serving.wire import ok
+from tests.tiny import tiny_model, tiny_model_dir
+
+SMALL = 40_000
+"""Bytes of a bucket: several of them for a tiny model."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model_dir(tmp_path_factory.mktemp("model") / "m", seed=0)
+
+
+def make(folder, source, transport, **options):
+    flags = {k: options.pop(k) for k in list(options) if k.startswith("update_weight_")}
+    config = WeightsConfig(update_weight_transport=transport, update_weight_buffer_size=SMALL, **flags)
+    options = {"timeout": 30.0, "one_machine": True, "engine_kind": "embedded"} | options
+    return make_weight_sync(config, source=source, hf_checkpoint=str(folder), **options)
+
+
+def check(endpoints, model, version, failed=()):
+    for _, endpoint in endpoints:
+        if endpoint.name not in failed:
+            found, named = scores(endpoint.url)
+            assert named == version
+            assert found == pytest.approx(expected(model), abs=1e-4)
+
+
+@pytest.mark.parametrize("transport", ["tensor", "nccl"])
+def test_engines_compute_with_the_weights_of_the_moment(folder, transport):
+    source = ModelSource(tiny_model(seed=3))
+    with engines(folder, 2) as pool:
+        sync = make(folder, source, transport)
+        sync.connect([endpoint for _, endpoint in pool])
+        for version in (1, 2):
+            source.change(version)
+            report = sync.update(version, "abort")
+            assert report.failed == {}
+            check(pool, source.model, str(version))
+            assert (
+                0
+                < report.metrics["perf/update_weights_pause_time"]
+                <= report.metrics["perf/update_weights_time"]
+            )
+            assert report.metrics["perf/update_weights_bytes"] == 4 * sum(
+                p.numel() for p in source.model.parameters()
+            )
+        assert source.passes == 2
+        sync.close()
+
+
+def test_a_trainers_own_file_is_followed_without_copies(folder):
+    source = ModelSource(tiny_model(seed=3))
+    shared = SharedWeights.create(source.model.named_parameters())
+    for name, parameter in source.model.named_parameters():
+        parameter.data = shared.views[name]
+    shared.hide()
+    with engines(folder) as pool:
+        sync = make(folder, source, "tensor", shared=shared, aliases=True)
+        sync.connect([endpoint for _, endpoint in pool])
+        assert sync.update(1, "abort").failed == {}
+        check(pool, source.model, "1")
+        source.change(5)
+        check(pool, source.model, "1")
+    shared.unlink()
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_requests_in_flight_go_on_behind_the_update(folder, mode):
+    source = ModelSource(tiny_model(seed=3))
+    answers = []
+
+    def ask(url):
+        params = {"max_new_tokens": 100, "ignore_eos": True}
+        answers.append(ok(url, "/generate", {"input_ids": [70, 71], "sampling_params": params}))
+
+    with engines(folder) as pool:
+        sync = make(folder, source, "nccl")
+        sync.connect([endpoint for _, endpoint in pool])
+        sync.update(1, "abort")
+        request = threading.Thread(target=ask, args=(pool[0][1].url,))
+        request.start()
+        while not ok(pool[0][1].url, "/v1/loads")["loads"][0]["num_running_reqs"]:
+            time.sleep(0.005)
+        assert sync.update(2, mode).failed == {}
+        request.join()
+        assert answers[0]["meta_info"]["completion_tokens"] == 100
+        assert [span["version"] for span in answers[0]["meta_info"]["weight_versions"]] == ["1", "2"]
+        sync.close()
+
+
+@pytest.mark.parametrize("transport", ["tensor", "nccl"])
+def test_a_dead_engine_is_named_and_the_others_get_the_weights(folder, transport):
+    source = ModelSource(tiny_model(seed=3))
+    with engines(folder, 3) as pool:
+        sync = make(folder, source, transport)
+        sync.connect([endpoint for _, endpoint in pool])
+        sync.update(1, "abort")
+        pool[1][0].kill()
+        source.change(1)
+        report = sync.update(2, "abort")
+        assert list(report.failed) == ["engine-1"]
+        assert "Connect" in report.failed["engine-1"]
+        check(pool, source.model, "2", failed=["engine-1"])
+        sync.close()
+
+
+def test_an_engine_that_joins_is_updated_with_the_others(folder):
+    source = ModelSource(tiny_model(seed=3))
+    with engines(folder, 2) as pool:
+        endpoints = [endpoint for _, endpoint in pool]
+        sync = make(folder, source, "nccl")
+        sync.connect(endpoints[:1])
+        sync.update(1, "abort")
+        sync.connect(endpoints)
+        assert sync.update(2, "abort").failed == {}
+        check(pool, source.model, "2")
+        sync.close()
+
+
+def test_weights_of_another_model_are_refused_before_an_engine_changes(folder):
+    source = ModelSource(tiny_model(seed=3, hidden_size=32))
+    with engines(folder) as pool:
+        before = scores(pool[0][1].url)
+        sync = make(folder, source, "nccl")
+        sync.connect([endpoint for _, endpoint in pool])
+        report = sync.update(1, "abort")
+        assert "shape" in report.failed["engine-0"]
+        ok(pool[0][1].url, "/continue_generation", {})
+        assert scores(pool[0][1].url) == before
+        sync.close()
+
+
+def test_ranks_that_talk_to_no_engine_go_through_the_weights_too(folder):
+    source = ModelSource(tiny_model(seed=3))
+    with engines(folder) as pool:
+        for transport in ("tensor", "nccl"):
+            sync = make(folder, source, transport, is_first=False)
+            sync.connect([endpoint for _, endpoint in pool])
+            assert sync.update(1, "abort").metrics == {}
+        assert source.passes == 2
+        assert scores(pool[0][1].url)[1] == "default"
+
+
+def test_the_way_is_chosen_by_mode_and_machine():
+    assert choose_transport(WeightsConfig(), one_machine=True) == "tensor"
+    assert choose_transport(WeightsConfig(), one_machine=False) == "nccl"
+    assert choose_transport(WeightsConfig(update_weight_mode="delta"), one_machine=True) == "disk"
+    assert choose_transport(WeightsConfig(update_weight_transport="nccl"), one_machine=True) == "nccl"
+
+
+def test_names_that_the_engines_checkpoint_lacks_are_told(folder):
+    source = ModelSource(tiny_model(seed=3, num_hidden_layers=3))
+    with engines(folder) as pool:
+        sync = make(folder, source, "tensor", engine_kind="sglang")
+        sync.connect([endpoint for _, endpoint in pool])
+        with pytest.raises(ModelError, match=r"layers.2"):
+            sync.update(1, "abort")

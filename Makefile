@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE = 1
 # npm trusts what the system trusts.
 export NODE_EXTRA_CA_CERTS ?= $(wildcard /etc/ssl/certs/ca-certificates.crt)
 
-.PHONY: install quickstart lint test test-slow test-all tokenizers clients clean
+.PHONY: install quickstart lint test test-slow test-all tokenizers clients sglang clean
 
 install: $(INSTALLED)
 
@@ -58,10 +58,14 @@ tokenizers: $(TOKENIZERS)/.fetched
 clients: $(INSTALLED)
 	$(BIN)/python -m tests.clients.install
 
+# SGLang and its router for CPU, in an environment of their own.
+sglang: $(INSTALLED)
+	$(BIN)/python -m tests.sglang.install
+
 test-slow: $(MODEL)/config.json
 	$(PYTEST) -n 2 -m slow --durations=20
 
-test-all: tokenizers clients test test-slow
+test-all: tokenizers clients sglang test test-slow
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

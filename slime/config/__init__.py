@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from slime.config.args_view import ArgsView
+from slime.config.engine_choice import foreign_flags
 from slime.config.parse import all_flags, parse_values
 from slime.config.plan import Plan, make_plan
 from slime.config.problem import Check, Problem
@@ -39,7 +40,13 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All sections, the user's own keys, and the warnings of validation."""
+    """All sections, the user's own keys, and the warnings of validation.
+
+    Attributes:
+        sglang: flags of SGLang's engine that the user gave, by SGLang's own names.
+        router: the same of its router.
+        foreign_args: what `args` has of those programs, by dest, defaults filled in.
+    """
 
     model: ModelConfig
     data: DataConfig
@@ -53,6 +60,9 @@ class Config:
     serving: ServingConfig
     weights: WeightsConfig
     run: RunConfig
+    sglang: Mapping[str, Any] = field(default_factory=dict)
+    router: Mapping[str, Any] = field(default_factory=dict)
+    foreign_args: Mapping[str, Any] = field(default_factory=dict)
     user: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
 
@@ -116,10 +126,15 @@ class Config:
         """Flags that differ from their default, by name: a ``--config`` file that says this configuration."""
         args = self.args()
         values = {row.name: (getattr(args, row.dest), row) for row in all_flags()}
-        return {
+        own = {
             name: not value if row.negated else value
             for name, (value, row) in values.items()
             if value != row.default
+        }
+        return own | {
+            f"{program}-{name.replace('_', '-')}": value
+            for program, given in (("sglang", self.sglang), ("router", self.router))
+            for name, value in given.items()
         }
 
     def args(self, **derived: Any) -> ArgsView:
@@ -132,7 +147,7 @@ class Config:
         values["over_sampling_batch_size"] = (
             self.rollout.over_sampling_batch_size or self.data.rollout_batch_size
         )
-        return ArgsView(values | derived, self.user)
+        return ArgsView(dict(self.foreign_args) | values | derived, self.user)
 
 
 def load_config(argv: list[str], prog: str = "slime train", checks: Sequence[Check] | None = None) -> Config:
@@ -145,10 +160,19 @@ def load_config(argv: list[str], prog: str = "slime train", checks: Sequence[Che
         ConfigError: anything that cannot run; see parse.py and validate.py.
     """
     flags = all_flags()
-    values, given = parse_values(argv, flags, prog)
-    values, given = apply_roles(values, given, {row.dest: row for row in flags})
+    foreign = foreign_flags(argv, flags)
+    flags += foreign.usable()
+    parsed = parse_values(argv, flags, prog, foreign.refusals())
+    values, given = apply_roles(parsed.values, parsed.given, {row.dest: row for row in flags})
+    values["rollout_engine"] = foreign.engine
     sections = {name: _build(cls, prefix, values) for name, (cls, prefix) in SECTIONS.items()}
-    config = Config(**sections, user=_user_keys(values["custom_config_path"], values))
+    config = Config(
+        **sections,
+        sglang=foreign.said("sglang", values, parsed.said),
+        router=foreign.said("router", values, parsed.said),
+        foreign_args={row.dest: values[row.dest] for row in foreign.usable()},
+        user=_user_keys(values["custom_config_path"], values),
+    )
     return dataclasses.replace(config, warnings=tuple(validate(config, given, checks)))
 
 

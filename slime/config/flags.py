@@ -38,7 +38,7 @@ class Flag:
     kind: FlagKind
     default: Any
     help: str
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
@@ -67,7 +67,9 @@ class Flag:
 
     def _in_range(self, value: Any, place: str) -> None:
         if self.choices and value not in self.choices:
-            raise ConfigError(f"must be one of {', '.join(self.choices)}; got {value!r}", place=place)
+            raise ConfigError(
+                f"must be one of {', '.join(map(str, self.choices))}; got {value!r}", place=place
+            )
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
         if self.at_least is not None and not value >= self.at_least:

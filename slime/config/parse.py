@@ -10,7 +10,7 @@ import argparse
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import yaml
 
@@ -26,20 +26,39 @@ def all_flags() -> list[Flag]:
     return [row for name, (cls, prefix) in SECTIONS.items() for row in flags_of(cls, name, prefix)]
 
 
-def parse_values(argv: list[str], flags: Iterable[Flag], prog: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """Values by dest (defaults filled in), and the dests that the user set to something else.
+class Parsed(NamedTuple):
+    """Values by dest, defaults filled in.
+
+    Attributes:
+        said: dests that the user set.
+        given: those of them that the user set to something else than the default.
+    """
+
+    values: dict[str, Any]
+    said: frozenset[str]
+    given: frozenset[str]
+
+
+def parse_values(
+    argv: list[str], flags: Iterable[Flag], prog: str, refusals: Mapping[str, str] | None = None
+) -> Parsed:
+    """Type the command line and its ``--config`` file.
+
+    Args:
+        refusals: names that are known and may not be given: what to do instead.
 
     Raises:
-        ConfigError: unknown flag or key, wrong type, out of range.
+        ConfigError: unknown or refused flag or key, wrong type, out of range.
     """
     table = {row.name: row for row in flags}
-    given = _from_command_line(argv, table, prog)
+    refusals = refusals or {}
+    given = _from_command_line(argv, table, prog, refusals)
     config_file = given.pop("config", None)
-    from_file = read_yaml(Path(config_file), table) if config_file else {}
+    from_file = read_yaml(Path(config_file), table, refusals) if config_file else {}
     merged = from_file | given
     defaults = {row.dest: row.default for row in table.values()}
     values = {dest: _copied(default) for dest, default in defaults.items()} | merged
-    return values, frozenset(dest for dest in merged if merged[dest] != defaults[dest])
+    return Parsed(values, frozenset(merged), frozenset(d for d in merged if merged[d] != defaults[d]))
 
 
 def parse_section(
@@ -63,11 +82,37 @@ def parse_section(
     return section(**values), found
 
 
-def read_yaml(path: Path, table: Mapping[str, Flag]) -> dict[str, Any]:
+def read_yaml(
+    path: Path, table: Mapping[str, Flag], refusals: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Values by dest of a ``--config`` file, whose keys are flag names.
 
     Raises:
         ConfigError: file missing, not a mapping, unknown key (with line), bad value (with line).
+    """
+    values: dict[str, Any] = {}
+    loader = yaml.SafeLoader("")
+    for key_node, value_node in yaml_entries(path):
+        place = f"{path}:{key_node.start_mark.line + 1}"
+        name = flag_name(key_node)
+        if name not in table:
+            raise _unknown(str(key_node.value), [*table], place, refusals)
+        row = table[name]
+        value = row.check(loader.construct_object(value_node, deep=True), f"{place}: {name}")
+        values[row.dest] = not value if row.negated else value
+    return values
+
+
+def flag_name(key_node: yaml.Node) -> str:
+    """The flag that a key of a file names; underscores do for dashes."""
+    return str(key_node.value).replace("_", "-")
+
+
+def yaml_entries(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Keys and values of a ``--config`` file, with their places.
+
+    Raises:
+        ConfigError: file missing, or not a mapping.
     """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"))
@@ -76,26 +121,18 @@ def read_yaml(path: Path, table: Mapping[str, Flag]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"is not YAML: {error}", place=str(path)) from error
     if root is None:
-        return {}
+        return []
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError("must be a mapping of flag names to values", place=str(path))
-    values: dict[str, Any] = {}
-    loader = yaml.SafeLoader("")
-    for key_node, value_node in root.value:
-        place = f"{path}:{key_node.start_mark.line + 1}"
-        name = str(key_node.value).replace("_", "-")
-        if name not in table:
-            raise _unknown(str(key_node.value), [*table], place)
-        row = table[name]
-        value = row.check(loader.construct_object(value_node, deep=True), f"{place}: {name}")
-        values[row.dest] = not value if row.negated else value
-    return values
+    return list(root.value)
 
 
-def _from_command_line(argv: list[str], table: Mapping[str, Flag], prog: str) -> dict[str, Any]:
+def _from_command_line(
+    argv: list[str], table: Mapping[str, Flag], prog: str, refusals: Mapping[str, str]
+) -> dict[str, Any]:
     parser = _parser(table, prog)
     parser.add_argument("--config", metavar="FILE.yaml", help="flags from a file; the command line wins")
-    found = vars(_parse(parser, argv, [*table, "config"]))
+    found = vars(_parse(parser, argv, [*table, "config"], refusals))
     by_dest = {row.dest: row for row in table.values()}
     return {
         dest: _checked(by_dest[dest], value) if dest in by_dest else value for dest, value in found.items()
@@ -131,7 +168,7 @@ def _action(row: Flag) -> dict[str, Any]:
         return {"action": "append", "metavar": "PATH"}
     if row.kind in ("ints", "floats", "strs", "str_or_strs"):
         return {"nargs": "+", "metavar": row.kind.removeprefix("str_or_")[:-1].upper()}
-    return {"metavar": "|".join(row.choices) if row.choices else row.kind.upper()}
+    return {"metavar": "|".join(map(str, row.choices)) if row.choices else row.kind.upper()}
 
 
 def _help(row: Flag) -> str:
@@ -139,7 +176,9 @@ def _help(row: Flag) -> str:
     return (row.help + shown).replace("%", "%%")
 
 
-def _parse(parser: _Parser, argv: list[str], names: list[str]) -> argparse.Namespace:
+def _parse(
+    parser: _Parser, argv: list[str], names: list[str], refusals: Mapping[str, str] | None = None
+) -> argparse.Namespace:
     found, rest = parser.parse_known_args(argv)
     if rest:
         word = next((word for word in rest if word.startswith("--")), rest[0])
@@ -147,11 +186,16 @@ def _parse(parser: _Parser, argv: list[str], names: list[str]) -> argparse.Names
             raise ConfigError(
                 f"unexpected argument {word!r}", remedy=f"`{parser.prog} --help` lists the flags"
             )
-        raise _unknown(word[2:].split("=")[0], names, "command line")
+        raise _unknown(word[2:].split("=")[0], names, "command line", refusals)
     return found
 
 
-def _unknown(name: str, names: list[str], place: str) -> ConfigError:
+def _unknown(
+    name: str, names: list[str], place: str, refusals: Mapping[str, str] | None = None
+) -> ConfigError:
+    instead = (refusals or {}).get(name.replace("_", "-"))
+    if instead is not None:
+        return ConfigError(f"slime sets {name!r}, it cannot be given", place=place, remedy=instead)
     close = difflib.get_close_matches(name.replace("_", "-"), names, n=1, cutoff=0.5)
     remedy = f"did you mean {close[0]!r}?" if close else "`slime train --help` lists the flags"
     return ConfigError(f"unknown flag {name!r}", place=place, remedy=remedy)

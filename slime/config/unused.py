@@ -72,6 +72,7 @@ def unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         _saving,
         _data,
         _evaluation,
+        _engines,
     )
     for table in tables:
         for dest, used, needs in table(config):
@@ -293,6 +294,11 @@ def _evaluation(config: Config) -> list[Rule]:
         ),
         *_all_need(_EVAL_FLAGS, config.evaluates, "--eval-prompt-data or --eval-config"),
     ]
+
+
+def _engines(config: Config) -> list[Rule]:
+    is_sglang = config.serving.rollout_engine == "sglang"
+    return _all_need([f"sglang_{field}" for field in config.sglang], is_sglang, "--rollout-engine sglang")
 
 
 def _uses_pass_rates(config: Config) -> bool:

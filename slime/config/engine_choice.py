@@ -1,0 +1,99 @@
+"""Which engine a run has, and which programs' flags it may give: known before the flags are typed.
+
+Invariant: a program is asked for its flags only where one of them is given, or where the engine is SGLang
+and installed; so a run with the embedded engine starts no other interpreter. Knows names, not values.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from slime.config.flags import Flag
+from slime.config.parse import flag_name, yaml_entries
+from slime.config.passthrough import PROGRAMS, ForeignTable, Program, installed_version, table_of
+
+_CHOOSES_SGLANG = ("sglang-python", "sglang-config")
+_WITH_VALUE = ("sglang-python", "rollout-engine", "config")
+
+
+@dataclass(frozen=True)
+class ForeignFlags:
+    """What programs add to the flag table of a run.
+
+    Attributes:
+        engine: ``embedded`` or ``sglang``: as given, or by default.
+        own: names of slime's flags.
+    """
+
+    engine: str
+    tables: Mapping[Program, ForeignTable]
+    own: frozenset[str]
+
+    def usable(self) -> list[Flag]:
+        """Flags that may be given; a name that slime has itself is slime's."""
+        rows = [row for table in self.tables.values() for row in table.usable()]
+        return [row for row in rows if row.name not in self.own]
+
+    def refusals(self) -> dict[str, str]:
+        """What to do instead of others, by name."""
+        return {name: text for table in self.tables.values() for name, text in table.refusals().items()}
+
+    def said(self, program: Program, values: Mapping[str, Any], said: Iterable[str]) -> dict[str, Any]:
+        """Values that the user set, by the program's own names."""
+        if program not in self.tables:
+            return {}
+        fields = self.tables[program].by_field
+        return {field: values[row.dest] for field, row in fields.items() if row.dest in said}
+
+
+def foreign_flags(argv: list[str], own: Iterable[Flag]) -> ForeignFlags:
+    """Look at a command line and its ``--config`` file for flags of programs.
+
+    Raises:
+        ConfigError: one is given of a program that is not installed.
+    """
+    words = _mentioned(argv)
+    names = frozenset(row.name for row in own)
+    foreign = {program: _any_of(program, words, names) for program in PROGRAMS}
+    python, engine = words.get("sglang-python"), words.get("rollout-engine")
+    if engine is None:
+        chosen = foreign["sglang"] or any(name in words for name in _CHOOSES_SGLANG)
+        engine = "sglang" if chosen or (gpu_present() and _installed_here()) else "embedded"
+    wanted = [
+        program
+        for program in PROGRAMS
+        if foreign[program] or (engine == "sglang" and installed_version(program, python) is not None)
+    ]
+    return ForeignFlags(engine, {program: table_of(program, python) for program in wanted}, names)
+
+
+def _any_of(program: Program, words: Iterable[str], own: frozenset[str]) -> bool:
+    return any(word.startswith(f"{program}-") and word not in own for word in words)
+
+
+def _mentioned(argv: list[str]) -> dict[str, str | None]:
+    """Names of the flags that are given, with the value of those that decide here; the command line wins."""
+    found: dict[str, str | None] = {}
+    for word, following in zip_longest(argv, argv[1:]):
+        name, has_value, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            found[name] = value if has_value else following if name in _WITH_VALUE else None
+    config_file = found.get("config")
+    if config_file is None:
+        return found
+    return {flag_name(key): str(value.value) for key, value in yaml_entries(Path(config_file))} | found
+
+
+def _installed_here() -> bool:
+    return importlib.util.find_spec("sglang") is not None
+
+
+def gpu_present() -> bool:
+    """Whether this process may use an NVIDIA GPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(Path("/proc/driver/nvidia").glob("gpus/*"))

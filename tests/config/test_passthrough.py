@@ -128,9 +128,7 @@ def test_a_configuration_says_itself_again(argv, base, tmp_path):
         [*argv, "--sglang-disable-overlap", "--sglang-pp-size", "2", "--router-policy", "random"]
     )
     file = tmp_path / "again.yaml"
-    file.write_text(
-        "\n".join(f"{name}: {value!r}" for name, value in config.flags().items()).replace("T", "t")
-    )
+    file.write_text(yaml.safe_dump(config.flags()))
     again = load_config([*base, "--config", str(file)])
     assert (again.sglang, again.router) == (config.sglang, config.router)
 

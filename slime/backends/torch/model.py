@@ -17,6 +17,7 @@ from slime.backends.torch import attention
 from slime.backends.torch.forest import PackedBatch, Request, pack_requests
 from slime.backends.torch.logprob import Head, LogitOptions, plain_logits, token_log_probs
 from slime.errors import ConfigError, ModelError
+from slime.serving.weights.quantise.load import from_folder
 
 CHECK_TOLERANCE = 1e-3
 
@@ -91,15 +92,18 @@ def load_model(folder: str | Path, *, precision: str = "float32", device: str | 
 def pretrained(kind: Any, path: Path) -> Any:
     """The module of an auto class with the weights of a folder, in float32, with attention for packed rows.
 
+    Quantised weights (FP8, INT4) are loaded as what they mean.
+
     Raises:
         ModelError: not a folder that the class loads, weights missing, or an architecture that cannot be
             packed.
     """
     try:
         config = AutoConfig.from_pretrained(path)
-        module, report = kind.from_pretrained(
+        module, report = from_folder(
+            kind,
             path,
-            config=config,
+            config,
             dtype=torch.float32,
             attn_implementation=attention.NAME,
             output_loading_info=True,

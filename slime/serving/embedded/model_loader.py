@@ -25,6 +25,7 @@ from slime.serving.embedded.attention import (
 )
 from slime.serving.embedded.kv_cache import KVCache, KVShape
 from slime.serving.embedded.model_runner import ModelRunner
+from slime.serving.weights.quantise.load import from_folder
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Largest mean difference of log-probs between packed and eager forward."""
@@ -63,8 +64,10 @@ def load_model(model_path: str, dtype: torch.dtype) -> LoadedModel:
         config = AutoConfig.from_pretrained(model_path, local_files_only=True)
         _refuse_layers(config.get_text_config(), model_path)
         tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = from_folder(
+            AutoModelForCausalLM,
             model_path,
+            config,
             dtype=dtype,
             attn_implementation=ATTENTION,
             local_files_only=True,

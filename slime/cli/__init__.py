@@ -19,7 +19,7 @@ VERBS = {
     "eval": "evaluate a model behind an engine, resumably",
     "rollout": "make rollouts with an engine and write them down, resumably",
     "serve": "serve a model with the embedded engine",
-    "convert": "turn a GGUF file into a Hugging Face folder",
+    "convert": "turn a GGUF file into a Hugging Face folder, or a folder into FP8 or INT4 and back",
     "simulate": "choose how rollouts and training overlap, in virtual time",
     "replay": "decide the batches of a run again from its event log",
     "doctor": "what every process of a run is doing, and since when",

@@ -34,7 +34,7 @@ def test_every_verb_has_help(verb):
 
 
 def test_convert_names_what_is_missing(tmp_path):
-    with pytest.raises(ModelError, match="is not a .gguf file"):
+    with pytest.raises(ModelError, match="is neither a model folder nor a .gguf file"):
         find_gguf(str(tmp_path / "absent.gguf"))
     with pytest.raises(ModelError, match="no Python package 'absent_package' is installed"):
         find_gguf("package:absent_package")

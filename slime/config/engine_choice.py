@@ -16,7 +16,14 @@ from typing import Any
 
 from slime.config.flags import Flag
 from slime.config.parse import flag_name, yaml_entries
-from slime.config.passthrough import PROGRAMS, ForeignTable, Program, installed_version, table_of
+from slime.config.passthrough import (
+    PROGRAMS,
+    ForeignTable,
+    Program,
+    installed_version,
+    own_router_table,
+    table_of,
+)
 
 _CHOOSES_SGLANG = ("sglang-python", "sglang-config")
 _WITH_VALUE = ("sglang-python", "rollout-engine", "config")
@@ -56,7 +63,7 @@ def foreign_flags(argv: list[str], own: Iterable[Flag]) -> ForeignFlags:
     """Look at a command line and its ``--config`` file for flags of programs.
 
     Raises:
-        ConfigError: one is given of a program that is not installed.
+        ConfigError: one is given of SGLang, and that is not installed.
     """
     words = _mentioned(argv)
     names = frozenset(row.name for row in own)
@@ -70,7 +77,23 @@ def foreign_flags(argv: list[str], own: Iterable[Flag]) -> ForeignFlags:
         for program in PROGRAMS
         if foreign[program] or (engine == "sglang" and installed_version(program, python) is not None)
     ]
-    return ForeignFlags(engine, {program: table_of(program, python) for program in wanted}, names)
+    return ForeignFlags(engine, {program: _table(program, engine, python) for program in wanted}, names)
+
+
+def runs_stock_router(engine: str, python: str | None) -> bool:
+    """Whether the router is sglang-router: it is installed where SGLang is. Else slime brings one.
+
+    Args:
+        python: --sglang-python; where it is given, embedded engines get its router too.
+    """
+    wanted = engine == "sglang" or python is not None
+    return wanted and installed_version("router", python) is not None
+
+
+def _table(program: Program, engine: str, python: str | None) -> ForeignTable:
+    if program == "router" and not runs_stock_router(engine, python):
+        return own_router_table()
+    return table_of(program, python)
 
 
 def _any_of(program: Program, words: Iterable[str], own: frozenset[str]) -> bool:

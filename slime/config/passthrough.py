@@ -21,7 +21,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from slime.config.flags import Flag
+from slime.config.flags import Flag, flags_of
+from slime.config.router_section import RouterSettings
 from slime.errors import ConfigError
 
 Program: TypeAlias = Literal["sglang", "router"]
@@ -135,6 +136,13 @@ class ForeignTable:
     @property
     def _called(self) -> str:
         return f"{_PACKAGES[self.program]} {self.version}"
+
+
+def own_router_table() -> ForeignTable:
+    """The flags of the router that slime brings, where that is the router."""
+    rows = flags_of(RouterSettings, "router", "router-")
+    options = {row.dest.removeprefix("router_"): f"--{row.name}" for row in rows}
+    return ForeignTable("router", "of slime", tuple(rows), options)
 
 
 def table_of(program: Program, python: str | None) -> ForeignTable:

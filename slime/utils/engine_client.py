@@ -1,8 +1,9 @@
 """Client of one engine, or of a router before several, in SGLang's native HTTP protocol.
 
 Invariant: every request has a deadline; a retry happens only where it can help; a cancelled generation is
-aborted at the engine by its rid; every sampled token comes back with its id and log-prob, or an error does.
-Knows nothing of samples, tokenizers or schedules. aiohttp is imported at the first request.
+aborted at the engine by its rid; every sampled token comes back with its id and log-prob, or an error does;
+what a router would lose of a body goes to a worker itself. Knows nothing of samples, tokenizers or schedules.
+aiohttp is imported at the first request.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,20 +32,46 @@ from slime.utils.engine_answers import (
 )
 from slime.utils.generation import Generation, parse_generation
 from slime.utils.http_utils import http_session
+from slime.utils.rendezvous import chosen
 from slime.utils.request_scope import RequestScope, current_scope
-
-if TYPE_CHECKING:
-    pass
+from slime.utils.router_bodies import lost_fields
 
 logger = logging.getLogger(__name__)
 ABORT_SECONDS = 2.0
 """Deadline of the abort that follows a cancellation; below the grace that cancelled hooks get."""
 CONTROL_SECONDS = 120.0
 CONNECT_SECONDS = 10.0
+LISTING_SECONDS = 2.0
+"""How long a router's list of workers is believed."""
 ROUTING_HEADER = "X-SMG-Routing-Key"
+_DISAGGREGATED = frozenset({"prefill", "decode"})
+UrlOf: TypeAlias = Callable[[int], Awaitable[str]]
+"""Where a try goes, by its number."""
 
 _aborts: set[asyncio.Task[None]] = set()
 """Aborts under way: the event loop itself holds tasks only weakly."""
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """A router's workers.
+
+    Attributes:
+        workers: as it lists them.
+        passes_bodies: whether it passes bodies on as they are.
+        read_at: monotonic seconds.
+    """
+
+    workers: Sequence[dict[str, Any]]
+    passes_bodies: bool
+    read_at: float
+
+    @property
+    def healthy(self) -> tuple[str, ...]:
+        """Base URLs of those that it holds for healthy."""
+        return tuple(
+            str(worker["url"]).rstrip("/") for worker in self.workers if worker.get("is_healthy", True)
+        )
 
 
 class EngineClient:
@@ -58,6 +87,7 @@ class EngineClient:
         self._retries = retries
         self._backoff = backoff
         self._is_engine = False
+        self._listing: _Listing | None = None
 
     async def generate(
         self,
@@ -80,7 +110,8 @@ class EngineClient:
             timeout: seconds for all tries together; a scope may have less.
             image_data: images as ``data:`` or other URLs, one for each placeholder among the ids, in order;
                 the engine expands the placeholders.
-            return_routed_experts: ask a mixture-of-experts engine for the routes of each token.
+            return_routed_experts: ask a mixture-of-experts engine for the routes of each token; such a
+                request goes to a worker itself, the same one for a routing key.
             on_tokens: called whenever there are new tokens; from then on there is no retry.
 
         Raises:
@@ -136,10 +167,11 @@ class EngineClient:
         timeout: float,
         on_tokens: OnTokens | None,
     ) -> Generation:
-        url, place = self.url + "/generate", f"{self.url}, request {rid}"
+        place = f"{self.url}, request {rid}"
+        target = self._target_of(body, headers.get(ROUTING_HEADER) or rid)
         try:
             answer = await self._request(
-                "POST", url, body, timeout, headers=headers, place=place, on_tokens=on_tokens
+                "POST", target, body, timeout, headers=headers, place=place, on_tokens=on_tokens
             )
         except (asyncio.CancelledError, DeadlineError):
             await self._abort_soon(rid)
@@ -265,15 +297,50 @@ class EngineClient:
         await self._broadcast("/resume_memory_occupation", _tags(tags))
 
     async def workers(self) -> tuple[str, ...]:
-        """Base URLs behind a router, else the engine itself. Routers pass no control call on."""
+        """Base URLs of the healthy ones behind a router, which passes no control call on; else the engine."""
+        listing = await self._list()
+        return (self.url,) if listing is None else listing.healthy
+
+    async def _list(self) -> _Listing | None:
+        """What a router has now; None where there is none."""
         if self._is_engine:
-            return (self.url,)
+            return None
         try:
-            listing = await self._request("GET", self.url + "/workers", None, CONTROL_SECONDS)
+            answer = await self._request("GET", self.url + "/workers", None, CONTROL_SECONDS)
         except EngineRequestError:
             self._is_engine = True
-            return (self.url,)
-        return tuple(worker["url"].rstrip("/") for worker in as_object(listing, "/workers")["workers"])
+            return None
+        found = as_object(answer, "/workers")
+        self._listing = _Listing(found["workers"], bool(found.get("passes_bodies")), time.monotonic())
+        return self._listing
+
+    def _target_of(self, body: dict[str, Any], key: str) -> str | UrlOf:
+        """Where a generation goes: to `url`, unless a router there would lose something of the body."""
+        lost = [] if self._is_engine else lost_fields(body)
+        if not lost:
+            return self.url + "/generate"
+
+        async def url_of(attempt: int) -> str:
+            return await self._worker_for(key, lost, is_retry=attempt > 0) + "/generate"
+
+        return url_of
+
+    async def _worker_for(self, key: str, lost: Sequence[str], *, is_retry: bool) -> str:
+        listing = self._listing
+        if listing is None or is_retry or time.monotonic() - listing.read_at > LISTING_SECONDS:
+            listing = await self._list()
+        if listing is None or listing.passes_bodies:
+            return self.url
+        if any(worker.get("worker_type") in _DISAGGREGATED for worker in listing.workers):
+            raise EngineError(
+                f"the router drops {', '.join(lost)}, and a prefilling and a decoding worker cannot be asked "
+                "without it",
+                place=self.url,
+                remedy="regular workers, or leave that out of the request",
+            )
+        if not listing.healthy:
+            raise TransientError("the router has no healthy worker")
+        return chosen(key, listing.healthy)
 
     async def _abort_soon(self, rid: str) -> None:
         """Abort in a task of its own, which a second cancellation of the caller does not end."""
@@ -303,7 +370,7 @@ class EngineClient:
     async def _request(
         self,
         method: str,
-        url: str,
+        url: str | UrlOf,
         body: dict[str, Any] | None,
         timeout: float,
         *,
@@ -316,18 +383,20 @@ class EngineClient:
             async with asyncio.timeout(timeout):
                 return await self._with_retries(method, url, body, headers or {}, on_tokens)
         except TimeoutError as error:
-            raise DeadlineError(f"no answer within {timeout:g} s", place=place or url) from error
+            raise DeadlineError(f"no answer within {timeout:g} s", place=place or str(url)) from error
 
     async def _with_retries(
         self,
         method: str,
-        url: str,
+        target: str | UrlOf,
         body: dict[str, Any] | None,
         headers: dict[str, str],
         on_tokens: OnTokens | None,
     ) -> Any:
+        url = self.url
         for attempt in range(self._retries + 1):
             try:
+                url = target if isinstance(target, str) else await target(attempt)
                 return await self._once(method, url, body, headers, on_tokens)
             except TransientError as error:
                 if attempt == self._retries:

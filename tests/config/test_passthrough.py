@@ -145,11 +145,26 @@ def test_slimes_own_flags_of_such_names_ask_no_program(base, tmp_path):
 
 
 def test_without_the_program_its_flag_says_how_to_install_it(base, tmp_path):
-    python = fake_python(tmp_path, router=None)
-    text = refused([*base, "--sglang-python", python, "--router-policy", "random"])
-    assert "sglang-router is not installed" in text
-    assert "pip install sglang-router" in text
-    assert load_config([*base, "--sglang-python", python]).router == {}
+    python = fake_python(tmp_path, version=None)
+    text = refused([*base, "--sglang-python", python, "--sglang-page-size", "64"])
+    assert "sglang is not installed" in text
+    assert "pip install sglang" in text
+
+
+def test_without_sglang_router_the_flags_are_those_of_the_router_that_slime_brings(base, tmp_path):
+    words = [*base, "--sglang-python", fake_python(tmp_path, router=None)]
+    assert load_config(words).router == {}
+    config = load_config([*words, "--router-policy", "round_robin"])
+    assert (config.router, config.args().router_policy) == ({"policy": "round_robin"}, "round_robin")
+    assert "must be one of consistent_hashing, power_of_two, round_robin" in refused(
+        [*words, "--router-policy", "random"]
+    )
+    assert "unknown flag 'router-dp-aware'" in refused([*words, "--router-dp-aware"])
+
+
+def test_an_embedded_engine_asks_no_program_for_flags_of_its_router(base, tmp_path):
+    config = load_config([*base, "--rollout-engine", "embedded", "--router-health-failure-threshold", "1"])
+    assert config.router == {"health_failure_threshold": 1}
 
 
 def test_an_interpreter_that_is_not_there_is_named(base):

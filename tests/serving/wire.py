@@ -50,7 +50,7 @@ def send_and_hang_up(url, path, body, until):
     """Send a request, wait until `until()` is true, and close the connection without reading."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname, address.port)
-    connection.request("POST", path, json.dumps(body).encode())
+    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     wait_for(until)
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()

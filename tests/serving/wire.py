@@ -15,7 +15,8 @@ POOL = ThreadPoolExecutor(16)
 def call(url, path, body=None, method=None, timeout=60):
     """Status and answer (parsed where it is JSON). A body that is bytes goes as it is."""
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, method=method or ("GET" if body is None else "POST"))
+    method = method or ("GET" if body is None else "POST")
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             return _read(response.status, response)

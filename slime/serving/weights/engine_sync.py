@@ -102,7 +102,7 @@ class EngineSync:
         self._transport.stage(update)
         paused = time.perf_counter()
         crew.each("pause", lambda engine: engine.pause(pause))
-        if update.flushes:
+        if pause != "in_place":  # requests that continue in place need the cache
             crew.each("flush of the cache", WeightClient.flush)
         if released:
             crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))

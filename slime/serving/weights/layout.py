@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 INDEX = "model.safetensors.index.json"
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+"""The output layer, and how the name of the embedding ends that it may be tied to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,26 @@ def header_metadata(path: Path) -> dict[str, str]:
         ModelError: a broken header.
     """
     return {str(k): str(v) for k, v in _raw_header(path)[0].get("__metadata__", {}).items()}
+
+
+def is_tied(name: str, folder: Path) -> bool:
+    """Whether a stored tensor is only another name of the embedding, by the folder's config."""
+    if name != HEAD:
+        return False
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read config.json: {error}", place=str(folder)) from error
+    return bool(config.get("tie_word_embeddings", False))
+
+
+def read_tensor(folder: Path, name: str, stored: StoredTensor) -> torch.Tensor:
+    """The values of one tensor."""
+    from safetensors import safe_open
+
+    with safe_open(folder / stored.file, "pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
 
 
 def torch_dtype(code: str) -> torch.dtype | None:

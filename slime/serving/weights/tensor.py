@@ -10,16 +10,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from slime.serving.weights.bucket_buffer import BucketBuffer, device_message
+from slime.serving.weights.bucket_buffer import BucketBuffer, ShmNames, device_message
 from slime.serving.weights.client import WeightClient
+from slime.serving.weights.crew import Crew
 from slime.serving.weights.outgoing import Outgoing, buckets
 from slime.serving.weights.shared import SharedWeights
 from slime.serving.weights.sync import WeightSource
 from slime.serving.weights.transport import Update, drain
 
 _PATH = "/update_weights_from_tensor"
+_Messages: TypeAlias = dict[str, list[str]]
+"""By engine name, one a rank."""
 
 
 class TensorTransport:
@@ -30,25 +33,29 @@ class TensorTransport:
     def __init__(self, buffer_size: int) -> None:
         """`buffer_size`: bytes of a bucket; twice as many are held."""
         self._buffer_size = buffer_size
-        self._buffers = [BucketBuffer(), BucketBuffer()]
+        self._names: ShmNames | None = None
+        self._buffers: list[BucketBuffer] = []
 
     def stage(self, update: Update) -> None:
         """Nothing can be done before."""
 
     def send(self, update: Update) -> None:
-        """One call a bucket, the same for each rank of each engine."""
-        calls, held = None, []
+        """One call a bucket and engine, with a message for each of its ranks."""
+        self._open()
+        calls, held = None, None
         filled = buckets(update.taken(), self._buffer_size)
         for (bucket, is_last), buffer in zip(filled, itertools.cycle(self._buffers), strict=False):
-            text, memory = _message(bucket, buffer)
+            messages, memory = _messages(bucket, buffer, update.crew)
             if calls is not None:
                 update.crew.finish(calls)
-            held = [memory]
-            post = functools.partial(_post, text=text, naming=update.naming(is_last))
+            held = memory
+            post = functools.partial(_post, messages=messages, naming=update.naming(is_last))
             calls = update.crew.start("weights", post)
         if calls is not None:
             update.crew.finish(calls)
-        held.clear()
+        del held
+        for buffer in self._buffers:
+            buffer.release()
 
     def follow(self, source: WeightSource, version: int) -> None:
         """Go through the weights."""
@@ -61,6 +68,14 @@ class TensorTransport:
         """Give the buffers up."""
         for buffer in self._buffers:
             buffer.close()
+        if self._names is not None:
+            self._names.close()
+        self._names, self._buffers = None, []
+
+    def _open(self) -> None:
+        if self._names is None:
+            self._names = ShmNames()
+            self._buffers = [BucketBuffer(self._names), BucketBuffer(self._names)]
 
 
 class SharedFileTransport:
@@ -121,16 +136,18 @@ class SharedFileTransport:
                 view.copy_(item.tensor.detach())
 
 
-def _message(bucket: Sequence[Outgoing], buffer: BucketBuffer) -> tuple[str, Any]:
-    """The message, and what must live until it is answered."""
+def _messages(bucket: Sequence[Outgoing], buffer: BucketBuffer, crew: Crew) -> tuple[_Messages, Any]:
+    """Messages by engine, and what must live until they are answered."""
     if bucket[0].tensor.is_cuda:
-        return device_message(bucket)
-    return buffer.fill(bucket), None
+        text, memory = device_message(bucket)
+        return {engine.name: [text] * engine.endpoint.world_size for engine in crew.members}, memory
+    texts = iter(buffer.fill(bucket, crew.world_size))
+    return {e.name: [*itertools.islice(texts, e.endpoint.world_size)] for e in crew.members}, None
 
 
-def _post(engine: WeightClient, text: str, naming: dict[str, object]) -> None:
+def _post(engine: WeightClient, *, messages: _Messages, naming: dict[str, object]) -> None:
     body = {
-        "serialized_named_tensors": [text] * engine.endpoint.world_size,
+        "serialized_named_tensors": messages[engine.name],
         "load_format": "flattened_bucket",
         **naming,
     }

@@ -37,11 +37,6 @@ class Update:
     sent_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def flushes(self) -> bool:
-        """Whether cached keys and values are forgotten; requests that continue in place need theirs."""
-        return self.pause != "in_place"
-
     def taken(self) -> Iterator[Outgoing]:
         """The weights, counted."""
         for item in self.weights:
@@ -49,9 +44,11 @@ class Update:
             yield item
 
     def naming(self, is_last: bool) -> dict[str, object]:
-        """Fields of an update call: only the last bears the version, so that no part of it passes for all."""
-        named = {"weight_version": str(self.version)} if is_last else {}
-        return {"flush_cache": is_last and self.flushes, **named}
+        """Fields of an update call: only the last bears the version, so that no part of it passes for all.
+
+        The cache was flushed before; SGLang 0.5.15 ends itself where an update may not flush.
+        """
+        return {"flush_cache": False} | ({"weight_version": str(self.version)} if is_last else {})
 
 
 class Transport(Protocol):

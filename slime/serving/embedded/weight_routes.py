@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -76,6 +77,17 @@ async def destroy_group(request: web.Request) -> web.Response:
     weights = request.app[STATE].weights
     name = _text(parse_json(await request.read()), "group_name")
     return await _answer(lambda: weights.leave_group(name), "Succeeded to destroy custom process group.")
+
+
+async def pull_weights(request: web.Request) -> web.Response:
+    """POST /pull_weights: a folder of this machine takes a published version; nothing is loaded."""
+    weights = request.app[STATE].weights
+    body = parse_json(await request.read())
+    source, local = Path(_text(body, "source_dir")), Path(_text(body, "local_checkpoint_dir"))
+    version = _text(body, "target_version")
+    return await _answer(
+        lambda: weights.pull(source, local, version), f"Pulled weights of version {version}."
+    )
 
 
 async def begin_update(request: web.Request) -> web.Response:
@@ -172,6 +184,7 @@ ROUTES = [
     web.post("/update_weights_from_distributed", update_from_distributed),
     web.post("/init_weights_update_group", init_group),
     web.post("/destroy_weights_update_group", destroy_group),
+    web.post("/pull_weights", pull_weights),
     web.post("/begin_weight_update", begin_update),
     web.post("/end_weight_update", end_update),
     web.post("/update_weight_version", update_version),

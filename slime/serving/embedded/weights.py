@@ -130,6 +130,16 @@ class WeightUpdater:
             tensors = dict(_read_folder(Path(folder), self._engine))
             self._swap(tensors, version, alias=False, flush=flush)
 
+    def pull(self, source: Path, local: Path, version: str) -> None:
+        """Bring a folder of this machine to a published version; deltas begin from the model that was loaded.
+
+        Raises:
+            ModelError: another version, another base, or broken bytes.
+        """
+        from slime.serving.weights.delta.apply import pull
+
+        pull(source, local, version, Path(self._engine.model_path))
+
     def from_tensors(self, payload: Any, load_format: Any, version: str | None, *, flush: bool) -> None:
         """Take weights over the wire.
 

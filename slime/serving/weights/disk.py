@@ -1,7 +1,8 @@
 """Weights through files: a published version, which engines load, or pull into a folder of their machine.
 
-Invariant: files are written while engines still generate; only loading falls into the pause. A version's files
-are removed when all engines have answered, unless they are to be kept. Knows publishers by their protocol.
+Invariant: files are written while engines still generate; only loading falls into the pause. A version's
+files are removed when all engines have answered, unless they are to be kept. Knows publishers by their
+protocol.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class DiskTransport:
         self._local = local
         self._keeps_files = keeps_files
         self._after_write = after_write
+        self._folder = checkpoint
         self._paths: dict[str, Path] = {}
 
     def stage(self, update: Update) -> None:

@@ -16,7 +16,7 @@ from slime.serving.weights.crew import Crew
 from slime.serving.weights.outgoing import WireForm
 from slime.serving.weights.probe import Probe
 from slime.serving.weights.sync import UpdatePause, UpdateReport, WeightSource
-from slime.serving.weights.transport import Transport, Update
+from slime.serving.weights.transport import Transport, Update, drain
 
 KEPT_MEMORY = ["kv_cache", "cuda_graph"]
 """What engines that gave up memory take back after an update; their weights, before it."""
@@ -99,6 +99,22 @@ class EngineSync:
         started = time.perf_counter()
         form = self._wire_form(crew)
         update = Update(version, form.outgoing(self._source.weights()), crew, pause)
+        try:
+            paused = self._move(update, released)
+        finally:
+            drain(update.weights)
+        ended = time.perf_counter()
+        self._prove(crew)
+        metrics = {
+            "perf/update_weights_time": ended - started,
+            "perf/update_weights_pause_time": ended - paused,
+            "perf/update_weights_bytes": float(update.sent_bytes),
+        }
+        return UpdateReport(metrics=metrics | update.metrics, failed=crew.failed)
+
+    def _move(self, update: Update, released: bool) -> float:
+        """All steps at the engines; when the pause began."""
+        crew, pause = update.crew, update.pause
         self._transport.stage(update)
         paused = time.perf_counter()
         crew.each("pause", lambda engine: engine.pause(pause))
@@ -111,16 +127,9 @@ class EngineSync:
         self._session("end_weight_update", crew)
         if released:
             crew.each("memory of the cache", lambda engine: _take_back(engine, KEPT_MEMORY))
-        self._verify(crew, version)
+        self._verify(crew, update.version)
         crew.each("continuation", WeightClient.resume)
-        ended = time.perf_counter()
-        self._prove(crew)
-        metrics = {
-            "perf/update_weights_time": ended - started,
-            "perf/update_weights_pause_time": ended - paused,
-            "perf/update_weights_bytes": float(update.sent_bytes),
-        }
-        return UpdateReport(metrics=metrics | update.metrics, failed=crew.failed)
+        return paused
 
     def _wire_form(self, crew: Crew) -> WireForm:
         """What the engines want, asked once; the weights are gone through in the trainer's form without

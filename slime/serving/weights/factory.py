@@ -6,17 +6,25 @@ trainer's processes; knows no trainer, and no engine's process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from slime.config.serving_sections import WeightsConfig
 from slime.errors import ConfigError
 from slime.serving.endpoint import EngineKind
 from slime.serving.weights.client import WeightClient
+from slime.serving.weights.delta.encoding import Encoding
+from slime.serving.weights.delta.publisher import DeltaPublisher
+from slime.serving.weights.disk import AfterWrite, DiskTransport, Publisher
 from slime.serving.weights.distributed import DistributedTransport
 from slime.serving.weights.engine_sync import EngineSync
+from slime.serving.weights.full import FullPublisher
 from slime.serving.weights.layout import read_layout
 from slime.serving.weights.outgoing import Transform, WireForm
+from slime.serving.weights.probe import Probe
+from slime.serving.weights.quantise import quantiser_of, read_config
 from slime.serving.weights.shared import SharedWeights
 from slime.serving.weights.sync import WeightSource, WeightSync
 from slime.serving.weights.tensor import SharedFileTransport, TensorTransport
@@ -26,12 +34,9 @@ TransportName: TypeAlias = Literal["tensor", "nccl", "disk", "lora"]
 
 
 def choose_transport(config: WeightsConfig, *, one_machine: bool) -> TransportName:
-    """The way that the flags ask for; without, disk for deltas, tensor on one machine, nccl across
-    machines.
-    """
+    """The way that the flags ask for; else disk for deltas, tensor on one machine, nccl across machines."""
     if config.update_weight_transport is not None:
-        names: dict[str, TransportName] = {"tensor": "tensor", "nccl": "nccl", "disk": "disk", "lora": "lora"}
-        return names[config.update_weight_transport]
+        return cast(TransportName, config.update_weight_transport)
     if config.update_weight_mode == "delta":
         return "disk"
     return "tensor" if one_machine else "nccl"
@@ -48,41 +53,92 @@ def make_weight_sync(
     is_first: bool = True,
     shared: SharedWeights | None = None,
     aliases: bool = False,
-    transform: Transform | None = None,
+    after_write: AfterWrite | None = None,
+    probe: Probe | None = None,
 ) -> WeightSync:
     """How this run moves weights. Made, and called, on every rank of the trainer.
 
     Args:
         source: the trainer; ``lora`` needs one that writes adapters (`AdapterSource`).
         engine_kind: of the engines that will be connected.
-        hf_checkpoint: the folder that the engines serve: names, shapes and dtypes of what is sent.
+        hf_checkpoint: the folder that the engines serve: names, shapes, dtypes and quantisation of what is
+            sent.
         timeout: seconds of one update (--update-timeout).
         one_machine: trainer and engines share it; the default way is chosen by this.
         is_first: whether this rank talks to the engines.
         shared: the file that the trainer's weights live in, for embedded engines.
         aliases: embedded engines compute with that file instead of a copy; see `SharedFileTransport`.
-        transform: makes quantised weights of the trainer's, as the checkpoint has them.
+        after_write: the hook of --custom-update-weight-post-write-path, its `args` bound.
+        probe: compares engines with the trainer after their first update (--check-weight-update-equal).
 
     Raises:
-        ModelError: the checkpoint folder cannot be read.
+        ModelError: the checkpoint folder cannot be read, or its quantisation is not supported.
+        ConfigError: a folder that the way needs is not given, or a package is missing.
     """
-    transport = _transport(config, engine_kind, one_machine, shared, aliases)
-    stored = read_layout(Path(hf_checkpoint)) if engine_kind == "sglang" else None
-
-    def form(engine: WeightClient) -> WireForm:
-        return WireForm(stored, engine.get("/server_info").get("dtype"), transform)
-
-    return EngineSync(source, transport, form, is_first=is_first, timeout=timeout)
-
-
-def _transport(
-    config: WeightsConfig, kind: EngineKind, one_machine: bool, shared: SharedWeights | None, aliases: bool
-) -> Transport:
+    run = _Run(config, engine_kind, Path(hf_checkpoint), shared, aliases, after_write)
     name = choose_transport(config, one_machine=one_machine)
-    if name in ("disk", "lora"):
-        raise ConfigError(f"{name} is not served yet", place="--update-weight-transport")
-    if name == "nccl":
-        return DistributedTransport(config.update_weight_buffer_size)
-    if kind == "embedded":
-        return SharedFileTransport(shared, aliases=aliases)
-    return TensorTransport(config.update_weight_buffer_size)
+    return EngineSync(
+        source, run.transport(name), run.form(name), is_first=is_first, timeout=timeout, probe=probe
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    config: WeightsConfig
+    kind: EngineKind
+    checkpoint: Path
+    shared: SharedWeights | None
+    aliases: bool
+    after_write: AfterWrite | None
+
+    def transport(self, name: TransportName) -> Transport:
+        """The way of this name."""
+        if name == "disk":
+            return self._disk()
+        if name == "nccl":
+            return DistributedTransport(self.config.update_weight_buffer_size)
+        if name == "lora" and self.kind == "sglang":
+            raise ConfigError("lora is not served yet", place="--update-weight-transport")
+        if self.kind == "embedded":
+            return SharedFileTransport(self.shared, aliases=self.aliases)
+        return TensorTransport(self.config.update_weight_buffer_size)
+
+    def form(self, name: TransportName) -> Callable[[WeightClient], WireForm]:
+        """How engines want weights: as in the checkpoint. The embedded engine takes the trainer's names, and
+        checks them; a delta is one to the checkpoint's own bytes."""
+        if self.kind == "embedded" and name != "disk":
+            return lambda engine: WireForm(None, engine.get("/server_info").get("dtype"))
+        stored = read_layout(self.checkpoint)
+        quantiser: Transform = quantiser_of(read_config(self.checkpoint), stored.keys())
+        if self.config.update_weight_mode == "delta":
+            return lambda engine: WireForm(stored, None, quantiser)
+        return lambda engine: WireForm(stored, engine.get("/server_info").get("dtype"), quantiser)
+
+    def _disk(self) -> DiskTransport:
+        config = self.config
+        if config.update_weight_disk_dir is None:
+            raise ConfigError("is needed by the transport disk", place="--update-weight-disk-dir")
+        local = config.update_weight_local_checkpoint_dir
+        if config.update_weight_mode == "delta" and local is None:
+            raise ConfigError("is needed by deltas", place="--update-weight-local-checkpoint-dir")
+        return DiskTransport(
+            self._publisher(Path(config.update_weight_disk_dir)),
+            checkpoint=self.checkpoint,
+            local=None if local is None else Path(local),
+            keeps_files=config.update_weight_disk_keep_files,
+            after_write=self.after_write,
+        )
+
+    def _publisher(self, root: Path) -> Publisher:
+        config, stored = self.config, read_layout(self.checkpoint)
+        size = config.update_weight_buffer_size
+        if config.update_weight_mode == "full":
+            return FullPublisher(root, self.checkpoint, stored, shard_size=size)
+        return DeltaPublisher(
+            root,
+            self.checkpoint,
+            stored,
+            shard_size=size,
+            encoding=cast(Encoding, config.update_weight_delta_encoding),
+            checksum=config.update_weight_delta_checksum,
+        )

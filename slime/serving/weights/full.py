@@ -1,7 +1,7 @@
 """`FullPublisher`: every version as a Hugging Face folder of its own.
 
-Invariant: the folder has all that the engines' checkpoint has: what the trainer does not change is copied from
-there. Knows files, and nothing of engines.
+Invariant: the folder has all that the engines' checkpoint has: what the trainer does not change is copied
+from there. Knows files, and nothing of engines.
 """
 
 from __future__ import annotations

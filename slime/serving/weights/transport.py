@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from slime.serving.weights.crew import Crew
 from slime.serving.weights.outgoing import Outgoing
@@ -81,6 +81,6 @@ class Transport(Protocol):
         ...
 
 
-def drain(weights: Iterator[object]) -> None:
+def drain(weights: Iterator[Any]) -> None:
     """Go to the end, for the other ranks' sake."""
     collections.deque(weights, maxlen=0)

@@ -1,7 +1,7 @@
 """`new_version`: a folder ``weight_vNNNNNN`` of safetensors files, there whole or not at all.
 
-Invariant: it is written beside its place and renamed; what an earlier run left at its place is replaced only if
-it is such a folder. Knows tensors by name, and nothing of engines.
+Invariant: it is written beside its place and renamed; what an earlier run left at its place is replaced only
+if it is such a folder. Knows tensors by name, and nothing of engines.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FolderWriter:
     def finish(self, metadata: Mapping[str, Any]) -> None:
         """Name the files by their number, and write the index."""
         count = len(self._shards)
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for number, names in enumerate(self._shards):
             name = _shard_name(number, count)
             (self._folder / _shard_name(number, None)).rename(self._folder / name)

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from slime.config.serving_sections import WeightsConfig
 from slime.errors import ModelError
@@ -58,6 +59,65 @@ def test_engines_compute_with_the_weights_of_the_moment(folder, transport):
             )
         assert source.passes == 2
         sync.close()
+
+
+@pytest.mark.parametrize("mode", ["full", "delta"])
+@pytest.mark.parametrize("pulls", [True, False])
+def test_engines_load_or_pull_files_and_the_files_go(folder, tmp_path, mode, pulls):
+    source, written = ModelSource(tiny_model(seed=0)), []
+    flags = {"update_weight_disk_dir": str(tmp_path / "published"), "update_weight_mode": mode}
+    if pulls or mode == "delta":
+        flags["update_weight_local_checkpoint_dir"] = str(tmp_path / "local")
+
+    def hook(path, endpoints):
+        written.append((path.name, len(list(path.glob("*.safetensors"))), [e.name for e in endpoints]))
+
+    with engines(folder, 2) as pool:
+        sync = make(folder, source, "disk", after_write=hook, **flags)
+        sync.connect([endpoint for _, endpoint in pool])
+        for version in (1, 2):
+            source.change(version)
+            report = sync.update(version, "abort")
+            assert report.failed == {}
+            check(pool, source.model, str(version))
+            if mode == "delta":
+                assert 0.5 < report.metrics["perf/update_weights_density"] <= 1
+        assert [name for name, *_ in written] == ["weight_v000001", "weight_v000002"]
+        assert written[0][1] > 1 and written[0][2] == ["engine-0", "engine-1"]
+        assert [*(tmp_path / "published").iterdir()] == []
+        assert (tmp_path / "local").is_symlink() == (pulls or mode == "delta")
+        sync.close()
+
+
+def test_versions_are_kept_where_they_are_to_be(folder, tmp_path):
+    source = ModelSource(tiny_model(seed=3))
+    root = tmp_path / "published"
+    with engines(folder) as pool:
+        sync = make(
+            folder, source, "disk", update_weight_disk_dir=str(root), update_weight_disk_keep_files=True
+        )
+        sync.connect([endpoint for _, endpoint in pool])
+        sync.update(1, "abort")
+        sync.update(2, "abort")
+    assert sorted(path.name for path in root.iterdir()) == ["weight_v000001", "weight_v000002"]
+    kept = AutoModelForCausalLM.from_pretrained(root / "weight_v000002")
+    assert expected(kept) == pytest.approx(expected(source.model), abs=1e-6)
+
+
+def test_an_engine_that_joins_a_chain_of_deltas_is_brought_to_the_moment(folder, tmp_path):
+    source = ModelSource(tiny_model(seed=0))
+    flags = {"update_weight_disk_dir": str(tmp_path / "p"), "update_weight_mode": "delta"}
+    flags["update_weight_local_checkpoint_dir"] = str(tmp_path / "local")
+    with engines(folder, 2) as pool:
+        endpoints = [endpoint for _, endpoint in pool]
+        sync = make(folder, source, "disk", **flags)
+        sync.connect(endpoints[:1])
+        for version in (1, 2, 3):
+            source.change(version)
+            if version == 3:
+                sync.connect(endpoints)
+            assert sync.update(version, "abort").failed == {}
+        check(pool, source.model, "3")
 
 
 def test_a_trainers_own_file_is_followed_without_copies(folder):

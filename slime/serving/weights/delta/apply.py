@@ -1,15 +1,14 @@
 """`pull`: bring a local folder to a published version.
 
-Invariant: `local` is a link to a folder that is one whole version, at every moment: the next one is made beside
-it, each changed tensor is checked against its checksum there, and the link is replaced in one step. A crash
-leaves the old version, and remains that the next call clears away. Knows files only.
+Invariant: `local` is a link to a folder that is one whole version, at every moment: the next one is made
+beside it, each changed tensor is checked against its checksum there, and the link is replaced in one step. A
+crash leaves the old version, and remains that the next call clears away. Knows files only.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import mmap
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -90,21 +89,22 @@ def _patched(source: Path, base: Path, beside: Path, index: Mapping[str, Any]) -
             _link(path, beside / path.name)
             continue
         shutil.copyfile(path, beside / path.name)
-        with _writable(beside / path.name) as data:
-            for name in changed[path.name]:
-                target = data[layout[name].start : layout[name].end]
-                payload = decompressed(payloads[name].tobytes(), name)
-                apply(index["delta_encoding"], payload, target, name)
-                if checksum(target) != sums.get(name):
-                    raise ModelError(
-                        "its new bytes are not those that the trainer has: another base, or a broken delta",
-                        place=f"{base}, {name}",
-                    )
+        data: Any = np.memmap(beside / path.name, np.uint8, "r+")
+        for name in changed[path.name]:
+            target = data[layout[name].start : layout[name].end]
+            payload = decompressed(payloads[name].tobytes(), name)
+            apply(index["delta_encoding"], payload, target, name)
+            if checksum(target) != sums.get(name):
+                raise ModelError(
+                    "its new bytes are not those that the trainer has: another base, or a broken delta",
+                    place=f"{base}, {name}",
+                )
 
 
 def _payloads(source: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Compressed payloads by name, mapped, and checksums."""
-    payloads, sums = {}, {}
+    payloads: dict[str, Any] = {}
+    sums: dict[str, str] = {}
     files = sorted(source.glob("*.safetensors"))
     for path in files:
         sums |= header_metadata(path)
@@ -112,16 +112,6 @@ def _payloads(source: Path) -> tuple[dict[str, Any], dict[str, str]]:
         data: Any = np.memmap(source / entry.file, np.uint8, "r")
         payloads[name] = data[entry.start : entry.end]
     return payloads, sums
-
-
-@contextmanager
-def _writable(path: Path) -> Iterator[Any]:
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
-        data: Any = np.frombuffer(mapping, np.uint8)
-        try:
-            yield data
-        finally:
-            del data
 
 
 def _link(source: Path, target: Path) -> None:

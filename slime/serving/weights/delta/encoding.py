@@ -1,7 +1,7 @@
 """From the old and the new bytes of a tensor to what travels, and back.
 
-Invariant: `apply(encode(old, new), old)` is `new`, bit for bit, and a payload that does not fit is refused before
-anything is written. Arrays are uint8, one-dimensional. Knows no dtypes and no files.
+Invariant: `apply(encode(old, new), old)` is `new`, bit for bit, and a payload that does not fit is refused
+before anything is written. Arrays are uint8, one-dimensional. Knows no dtypes and no files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`DeltaPublisher`: every version as the bytes that changed since the one before.
 
-Invariant: the snapshot is what engines have: the checkpoint that they serve at first, and whenever the engines
-are others or a version was not written whole; after each version, that. Knows bytes and files.
+Invariant: the snapshot is what engines have: the checkpoint that they serve at first, and whenever the
+engines are others or a version was not written whole; after each version, that. Knows bytes and files.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class DeltaPublisher:
                     yield name, compressed(payload), self._checksum(new)
 
     def _names(self, name: str) -> list[str]:
-        """The stored names of a weight: an output layer that is tied, and stored, changes with its embedding."""
+        """The stored names of a weight: an output layer that is tied, and stored, changes with its
+        embedding.
+        """
         return [name, HEAD] if self._tied and name.endswith(EMBEDDING) else [name]
 
     def _baseline(self) -> dict[str, Bytes]:

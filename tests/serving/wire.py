@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 POOL = ThreadPoolExecutor(16)
+JSON = {"Content-Type": "application/json"}
 
 
 def call(url, path, body=None, method=None, timeout=60):
     """Status and answer (parsed where it is JSON). A body that is bytes goes as it is."""
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     method = method or ("GET" if body is None else "POST")
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"}, method=method)
+    request = urllib.request.Request(url + path, data, JSON, method=method)
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             return _read(response.status, response)
@@ -39,7 +40,7 @@ def later(url, path, body):
 
 def events(url, path, body):
     """The `data:` payloads of a stream, as text."""
-    request = urllib.request.Request(url + path, json.dumps(body).encode())
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), JSON)
     with urllib.request.urlopen(request, timeout=60) as response:
         lines = response.read().decode().split("\n\n")
     assert lines[-1] == ""
@@ -51,7 +52,7 @@ def send_and_hang_up(url, path, body, until):
     """Send a request, wait until `until()` is true, and close the connection without reading."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname, address.port)
-    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    connection.request("POST", path, json.dumps(body).encode(), JSON)
     wait_for(until)
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()

@@ -114,6 +114,21 @@ def as_object(answer: Any, path: str) -> dict[str, Any]:
     return answer
 
 
+def loads_of(answer: Any) -> list[dict[str, Any]]:
+    """The entries of ``/v1/loads``, or of the older ``/get_load`` under the same names."""
+    if not isinstance(answer, list):
+        return list(as_object(answer, "/v1/loads").get("loads", []))
+    return [
+        {
+            "dp_rank": load["dp_rank"],
+            "num_running_reqs": load["num_reqs"] - load["num_waiting_reqs"],
+            "num_waiting_reqs": load["num_waiting_reqs"],
+            "num_used_tokens": load["num_tokens"],
+        }
+        for load in answer
+    ]
+
+
 def check_succeeded(answers: list[Any], url: str) -> None:
     """Check that every worker took its weights.
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import orjson
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
+from slime.utils.capabilities import Capabilities
 from slime.utils.engine_answers import (
     OnTokens,
     TransientError,
@@ -29,7 +30,9 @@ from slime.utils.engine_answers import (
     check_succeeded,
     checked_answer,
     last_of_stream,
+    loads_of,
 )
+from slime.utils.engine_probe import probe
 from slime.utils.generation import Generation, parse_generation
 from slime.utils.http_utils import http_session
 from slime.utils.rendezvous import chosen
@@ -88,6 +91,7 @@ class EngineClient:
         self._backoff = backoff
         self._is_engine = False
         self._listing: _Listing | None = None
+        self._capabilities: dict[str, Capabilities] = {}
 
     async def generate(
         self,
@@ -242,18 +246,40 @@ class EngineClient:
         """``/model_info`` of the first worker: model path and weight version."""
         return await self._get_object("/model_info")
 
+    async def capabilities(self) -> dict[str, Capabilities]:
+        """What each worker can do, by its URL; asked once.
+
+        Raises:
+            EngineError: one is no engine, or of a version that cannot be used.
+        """
+        urls = await self.workers()
+        unknown = [url for url in urls if url not in self._capabilities]
+        found = await asyncio.gather(*(probe(url) for url in unknown))
+        self._capabilities |= dict(zip(unknown, found, strict=True))
+        return {url: self._capabilities[url] for url in urls}
+
     async def loads(self) -> list[dict[str, Any]]:
         """One entry a scheduler of each worker: running and waiting requests, tokens in use."""
-        answers = await self._broadcast("/v1/loads", None, method="GET")
-        return [load for answer in answers for load in as_object(answer, "/v1/loads").get("loads", [])]
+        able = await self.capabilities()
+        answers = await asyncio.gather(
+            *(self._request("GET", url + can.loads_route, None, CONTROL_SECONDS) for url, can in able.items())
+        )
+        return [load for answer in answers for load in loads_of(answer)]
 
     async def begin_weight_update(self) -> None:
-        """Open a weight update."""
-        await self._broadcast("/begin_weight_update", {})
+        """Open a weight update, where the engine has sessions of them."""
+        await self._in_session("/begin_weight_update")
 
     async def end_weight_update(self) -> None:
         """Close a weight update."""
-        await self._broadcast("/end_weight_update", {})
+        await self._in_session("/end_weight_update")
+
+    async def _in_session(self, path: str) -> None:
+        able = await self.capabilities()
+        with_sessions = [url for url, can in able.items() if can.weight_sessions]
+        await asyncio.gather(
+            *(self._request("POST", url + path, {}, CONTROL_SECONDS) for url in with_sessions)
+        )
 
     async def update_weights_from_tensor(
         self,

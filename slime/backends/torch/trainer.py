@@ -248,6 +248,23 @@ class TorchTrainer:
 
         write_folder(folder, write, tensor_bytes(weights), self._ranks)
 
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapters alone, as peft reads them; a call of all ranks.
+
+        Raises:
+            CheckpointError: see `write_checkpoint`.
+            ConfigError: there are none.
+        """
+        if self._lora is None:
+            raise ConfigError("has no adapters to write", place="--lora-rank")
+        adapters = self._lora.adapters()
+
+        def write(place: Path) -> None:
+            if self._ranks.is_first and self._lora is not None:
+                self._lora.save_peft(place, adapters)
+
+        write_folder(folder, write, tensor_bytes(adapters), self._ranks)
+
     def pack_as(self, packing: Packing) -> None:
         """Pack otherwise from now on: another speed and memory, the same loss."""
         self._batches = replace(self._batches, packing=packing)

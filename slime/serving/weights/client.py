@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from slime.serving.weights.sync import UpdatePause
 
 CONNECT_SECONDS = 10.0
+FLUSH_SECONDS = 30.0
 FLUSH_PAUSE_SECONDS = 0.05
 _NOT_FOUND = 404
 
@@ -102,15 +103,25 @@ class WeightClient:
         self.post("/continue_generation", {})
 
     def flush(self) -> None:
-        """Forget cached prefixes, once the requests that a pause ended are gone from the cache."""
+        """Forget cached prefixes, once the requests that a pause ended or took back are gone from the cache.
+
+        Raises:
+            EngineRequestError: they are not within `FLUSH_SECONDS`.
+        """
+        end = time.monotonic() + FLUSH_SECONDS
         while True:
             try:
                 self.post("/flush_cache", {})
                 return
-            except EngineRequestError:
-                if self.deadline.remaining <= FLUSH_PAUSE_SECONDS:
-                    raise
-                time.sleep(FLUSH_PAUSE_SECONDS)
+            except EngineRequestError as error:
+                if time.monotonic() > end:
+                    raise EngineRequestError(
+                        error.message,
+                        place=self.endpoint.url,
+                        remedy="SGLang before 0.5.23 cannot forget its cache while requests wait to go on: "
+                        "pause with abort or in_place there",
+                    ) from error
+            time.sleep(FLUSH_PAUSE_SECONDS)
 
     @property
     def version(self) -> str:

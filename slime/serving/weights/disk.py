@@ -44,6 +44,7 @@ class DiskTransport:
     """Engines load folders."""
 
     has_session = False
+    takes_weights = True
 
     def __init__(
         self,

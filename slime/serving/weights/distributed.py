@@ -29,6 +29,7 @@ class DistributedTransport:
     """Broadcasts, a bucket a call."""
 
     has_session = True
+    takes_weights = True
 
     def __init__(self, buffer_size: int) -> None:
         self._buffer_size = buffer_size

@@ -98,7 +98,8 @@ class EngineSync:
     def _update(self, crew: Crew, version: int, pause: UpdatePause, released: bool) -> UpdateReport:
         started = time.perf_counter()
         form = self._wire_form(crew)
-        update = Update(version, form.outgoing(self._source.weights()), crew, pause)
+        weights = form.outgoing(self._source.weights()) if self._transport.takes_weights else iter(())
+        update = Update(version, weights, crew, pause)
         try:
             paused = self._move(update, released)
         finally:

@@ -22,6 +22,7 @@ from slime.serving.weights.distributed import DistributedTransport
 from slime.serving.weights.engine_sync import EngineSync
 from slime.serving.weights.full import FullPublisher
 from slime.serving.weights.layout import read_layout
+from slime.serving.weights.lora import ADAPTER, LoraTransport
 from slime.serving.weights.outgoing import Transform, WireForm
 from slime.serving.weights.probe import Probe
 from slime.serving.weights.quantise import quantiser_of, read_config
@@ -75,16 +76,24 @@ def make_weight_sync(
         ModelError: the checkpoint folder cannot be read, or its quantisation is not supported.
         ConfigError: a folder that the way needs is not given, or a package is missing.
     """
-    run = _Run(config, engine_kind, Path(hf_checkpoint), shared, aliases, after_write)
+    run = _Run(config, source, engine_kind, Path(hf_checkpoint), shared, aliases, after_write)
     name = choose_transport(config, one_machine=one_machine)
     return EngineSync(
         source, run.transport(name), run.form(name), is_first=is_first, timeout=timeout, probe=probe
     )
 
 
+def request_fields(config: WeightsConfig, engine_kind: EngineKind) -> dict[str, str]:
+    """What each ``/generate`` must say besides, so that it is answered by the weights that were moved."""
+    if config.update_weight_transport == "lora" and engine_kind == "sglang":
+        return {"lora_path": ADAPTER}
+    return {}
+
+
 @dataclass(frozen=True)
 class _Run:
     config: WeightsConfig
+    source: WeightSource
     kind: EngineKind
     checkpoint: Path
     shared: SharedWeights | None
@@ -98,7 +107,12 @@ class _Run:
         if name == "nccl":
             return DistributedTransport(self.config.update_weight_buffer_size)
         if name == "lora" and self.kind == "sglang":
-            raise ConfigError("lora is not served yet", place="--update-weight-transport")
+            return LoraTransport(
+                self.source,
+                self._root(),
+                keeps_files=self.config.update_weight_disk_keep_files,
+                after_write=self.after_write,
+            )
         if self.kind == "embedded":
             return SharedFileTransport(self.shared, aliases=self.aliases)
         return TensorTransport(self.config.update_weight_buffer_size)
@@ -114,17 +128,24 @@ class _Run:
             return lambda engine: WireForm(stored, None, quantiser)
         return lambda engine: WireForm(stored, engine.get("/server_info").get("dtype"), quantiser)
 
+    def _root(self) -> Path:
+        if self.config.update_weight_disk_dir is None:
+            raise ConfigError(
+                "is needed by the transports disk and lora",
+                place="--update-weight-disk-dir",
+                remedy="name a folder that trainer and engines see",
+            )
+        return Path(self.config.update_weight_disk_dir).absolute()
+
     def _disk(self) -> DiskTransport:
         config = self.config
-        if config.update_weight_disk_dir is None:
-            raise ConfigError("is needed by the transport disk", place="--update-weight-disk-dir")
         local = config.update_weight_local_checkpoint_dir
         if config.update_weight_mode == "delta" and local is None:
             raise ConfigError("is needed by deltas", place="--update-weight-local-checkpoint-dir")
         return DiskTransport(
-            self._publisher(Path(config.update_weight_disk_dir)),
+            self._publisher(self._root()),
             checkpoint=self.checkpoint,
-            local=None if local is None else Path(local),
+            local=None if local is None else Path(local).absolute(),
             keeps_files=config.update_weight_disk_keep_files,
             after_write=self.after_write,
         )

@@ -29,6 +29,7 @@ class TensorTransport:
     """Buckets in shared memory, as SGLang reads them."""
 
     has_session = True
+    takes_weights = True
 
     def __init__(self, buffer_size: int) -> None:
         """`buffer_size`: bytes of a bucket; twice as many are held."""
@@ -82,6 +83,7 @@ class SharedFileTransport:
     """The file that the trainer's weights live in, or are copied to, as the embedded engine reads it."""
 
     has_session = True
+    takes_weights = True
 
     def __init__(self, shared: SharedWeights | None, *, aliases: bool) -> None:
         """

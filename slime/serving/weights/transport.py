@@ -56,9 +56,11 @@ class Transport(Protocol):
 
     Attributes:
         has_session: whether its calls stand between ``begin_weight_update`` and ``end_weight_update``.
+        takes_weights: whether it goes through all weights, or has its own way to the source.
     """
 
     has_session: bool
+    takes_weights: bool
 
     def stage(self, update: Update) -> None:
         """What can be done while engines still generate."""

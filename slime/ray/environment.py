@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from slime.ray.session_guard import guarded_session
 from slime.serving.embedded.process import QUIET, TUNING
 
 _RAY_SETTINGS = {
@@ -29,15 +30,16 @@ def ray_session() -> Iterator[None]:
         os.environ.setdefault(name, value)
     import ray
 
-    address = os.environ.get("RAY_ADDRESS")
+    is_local = os.environ.get("RAY_ADDRESS") is None
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
-    if address is None:
+    if is_local:
         options |= {"address": "local", "include_dashboard": False}
-    ray.init(**options)
-    try:
+    with ExitStack() as stack:
+        context = ray.init(**options)
+        if is_local:  # its guard ends last: it waits for what Ray's shutdown leaves
+            stack.enter_context(guarded_session(context.address_info["session_dir"]))
+        stack.callback(ray.shutdown)
         yield
-    finally:
-        ray.shutdown()
 
 
 _REPEATABLE = {

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from slime.errors import ActorDiedError, DeadlineError, RankLostError, SlimeError
+from slime.errors import ActorDiedError, DeadlineError, EngineError, RankLostError, SlimeError
 from slime.rollout.inflight import IN_FLIGHT
 
 
@@ -46,6 +46,10 @@ class StopFlag:
 
 GRACE_SECONDS = 5.0
 """What the others of a group get to fail too, so that the one that began it is found."""
+
+
+DEATH_SECONDS = 3.0
+"""What the death of a process may take to be known, when an engine fails by it."""
 
 
 class Supervisor:
@@ -136,7 +140,18 @@ class Supervisor:
         try:
             return _result(_named(name, process), reference)
         except SlimeError as error:
+            if isinstance(error, EngineError):
+                self._report_deaths_within(DEATH_SECONDS)
             raise self._cause(name, {process: error}, pending) from None
+
+    def _report_deaths_within(self, seconds: float) -> None:
+        """An engine fails if what it works with dies: then the death is the cause."""
+        import ray
+
+        if self._watches:
+            dead, _ = ray.wait([*self._watches], num_returns=1, timeout=seconds)
+            for reference in dead:
+                self._report_death(reference)
 
     def _cause(self, name: str, failures: dict[str, SlimeError], pending: dict[Any, str]) -> SlimeError:
         """The failure that made the others fail, of processes that wait for each other.

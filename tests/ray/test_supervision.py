@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slime.errors import ActorDiedError, DataError, DeadlineError, RankLostError
+from slime.errors import ActorDiedError, DataError, DeadlineError, EngineError, RankLostError
 from slime.ray import supervision
 from slime.ray.environment import actor_options, ray_session
 from slime.ray.supervision import StopFlag, StopRequested, Supervisor
@@ -31,8 +31,12 @@ class Worker:
         time.sleep(seconds)
         raise RankLostError("rank 0 of 2 lost contact with another during train: closed")
 
-    def die(self):
+    def die(self, seconds=0):
+        time.sleep(seconds)
         os._exit(7)
+
+    def miss_weights(self):
+        raise EngineError("answered 400: cannot map the weight file", place="http://127.0.0.1:1")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +82,25 @@ def test_the_death_of_a_watched_actor_ends_another_wait(worker, session):
     other.die.remote()
     with pytest.raises(ActorDiedError, match="^engine: its process died"):
         supervisor.wait("nap", worker.sleep.remote(30), 60)
+
+
+def test_an_engine_that_fails_by_the_death_of_another_is_not_the_cause(worker, session):
+    import ray
+
+    trainer = ray.remote(Worker).options(**actor_options(threads=3)).remote()
+    supervisor = Supervisor(StopFlag())
+    supervisor.watch("trainer", trainer.watch.remote())
+    ray.get(trainer.sleep.remote(0))
+    trainer.die.remote(0.5)
+    with pytest.raises(ActorDiedError, match="^trainer: its process died"):
+        supervisor.wait("weight update", worker.miss_weights.remote(), 60)
+
+
+def test_an_engine_that_fails_by_itself_is(worker):
+    supervisor = Supervisor(StopFlag())
+    supervisor.watch("trainer", worker.watch.remote())
+    with pytest.raises(EngineError, match="cannot map the weight file"):
+        supervisor.wait("weight update", worker.miss_weights.remote(), 60)
 
 
 @pytest.fixture

@@ -1,0 +1,183 @@
+"""kill -9 of any process at random points of a run: it goes on, or says why it ended; law 5 holds over all of
+its lives, and each time nothing is left.
+
+``SLIME_TEST_STRIKES`` sets how many processes are killed in a run (each kind once, then again),
+``SLIME_TEST_SEED`` where.
+"""
+
+import os
+import random
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from slime.rollout.events import read_events
+from tests.e2e.kills import Life, marked, steps_logged, until
+from tests.e2e.leftovers import nothing_left
+
+pytestmark = pytest.mark.slow
+
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+POLICIES = {
+    "synchronous": {},
+    "fully": {"rollout_function_path": FULLY_ASYNC, "max_staleness": 2},
+}
+STEPS, FIRST, LAST = 30, 1, 26
+FAILED, KILLED = 2, -9
+STRIKE_SECONDS, END_SECONDS = 180.0, 30.0
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A process that is killed, and what comes of it.
+
+    Attributes:
+        words: one of them is in its title or command line.
+        goes_on: the run need not end.
+        code: exit code of the run, if it ends.
+        cause: what the run says then.
+    """
+
+    words: tuple[str, ...]
+    goes_on: bool
+    code: int
+    cause: str
+
+
+VICTIMS = {
+    "trainer": Victim(("ray::TrainActor",), False, FAILED, "trainer: its process died"),
+    "rollout manager": Victim(("ray::RolloutManager",), False, FAILED, "rollout manager: its process died"),
+    "engine": Victim(("slime.cli serve",), False, FAILED, "killed by signal 9"),
+    "engine actor": Victim(("ray::EngineActor",), False, FAILED, "engine.*: its process died"),
+    "driver": Victim(("slime.cli train",), False, KILLED, ""),
+}
+SEED = int(os.environ.get("SLIME_TEST_SEED", "0"))
+STRIKES = int(os.environ.get("SLIME_TEST_STRIKES", str(len(VICTIMS))))
+
+
+def flags(world, name, policy):
+    folder = world.folder / name
+    return world.flags(
+        name,
+        num_rollout=STEPS,
+        save=folder / "checkpoint",
+        load=folder / "checkpoint",
+        save_interval=1,
+        keep_checkpoints=2,
+        no_use_tensorboard=True,
+        **POLICIES[policy],
+    )
+
+
+def plan_of(rng):
+    """Victims and the steps in which they are struck, every kind once before any again."""
+    kinds, order = sorted(VICTIMS), []
+    while len(order) < STRIKES:
+        order += rng.sample(kinds, len(kinds))
+    steps = sorted(rng.uniform(FIRST, LAST) for _ in range(STRIKES))
+    return list(zip(order[:STRIKES], steps, strict=True))
+
+
+def victims_of(life, victim):
+    """The processes of the run that these words name; guards carry the words of what they guard."""
+    found = []
+    for process in marked(life.mark):
+        try:
+            command = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if any(word in command for word in victim.words) and "guard.py" not in command:
+            found.append(process)
+    return found
+
+
+def strike(life, kind, metrics, rng):
+    """Kill one, and see what becomes of the run; returns its exit code, or None if it goes on."""
+    victim = VICTIMS[kind]
+    before = steps_logged(metrics)
+    rng.choice(victims_of(life, victim)).kill()
+    end = time.monotonic() + STRIKE_SECONDS
+    while not life.ended and not (victim.goes_on and steps_logged(metrics) >= before + 2):
+        assert time.monotonic() < end, f"{kind} was killed, and nothing came of it:\n{life.log.read_text()}"
+        time.sleep(0.05)
+    if not life.ended:
+        return None
+    code, text = life.process.returncode, life.log.read_text()
+    if code == 0 and victim.goes_on:
+        return code
+    assert code == victim.code, text
+    assert re.search(victim.cause, text), text
+    return code
+
+
+def begin(world, name, policy, lives, left):
+    life = Life(flags(world, name, policy), world.folder / f"{name}-{len(lives)}.log")
+    left.own(life.process)
+    lives.append(life)
+    return life
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_law_5_holds_and_nothing_is_left_whichever_process_is_killed(world, policy):
+    name, rng, lives = f"struck-{policy}", random.Random(f"{SEED} {policy}"), []
+    metrics, strikes = world.folder / name / "metrics.jsonl", plan_of(rng)
+    code = None
+    try:
+        while code != 0:
+            with nothing_left(END_SECONDS) as left:
+                life = begin(world, name, policy, lives, left)
+                code = live(life, strikes, metrics, rng, left)
+    finally:
+        for life in lives:
+            life.kill()
+    assert not strikes, f"the run ended before these were struck: {strikes}"
+    check_books(world, name)
+    check_trained_once(world, name)
+
+
+def live(life, strikes, metrics, rng, left):
+    """One life of the run, until a strike or its last step ends it; returns the exit code."""
+    while strikes:
+        kind, step = strikes.pop(0)
+        until(life, lambda step=step: life.has_begun() and steps_logged(metrics) >= int(step))
+        time.sleep(rng.uniform(0, 0.7))
+        left.look()
+        code = strike(life, kind, metrics, rng)
+        print(f"{life.log.stem}: {kind} killed in step {step:.1f}: {code}", flush=True)
+        if code is not None:
+            return code
+    assert life.process.wait(timeout=600) == 0, life.log.read_text()
+    return 0
+
+
+def check_books(world, name):
+    """The identity in each step: what is carried was in flight before, or begins again in another life."""
+    rows = [row for row in world.metrics(name) if "train/loss" in row]
+    assert [row["step"] for row in rows] == list(range(STEPS))
+    in_flight = 0
+    for row in rows:
+        count = {
+            key.split("/")[2]: int(value)
+            for key, value in row.items()
+            if key.startswith("rollout/accounting/") and key.count("/") == 2
+        }
+        carried = count.pop("carried")
+        assert carried in (in_flight, 0)
+        in_flight = count["in_flight"]
+        assert carried + count.pop("submitted") == sum(count.values()), row
+        assert count["trained"] == 16
+
+
+def check_trained_once(world, name):
+    """Of every step the groups of its last life count; none is in two steps."""
+    closes = {}
+    for event in read_events(world.folder / name / "events.jsonl"):
+        if event["event"] == "close":
+            closes[event["step"]] = event["groups"]
+    groups = Counter(group for step in range(STEPS) for group in closes[step])
+    assert max(groups.values()) == 1
+    assert len(groups) == STEPS * 4

@@ -146,8 +146,10 @@ def live(life, strikes, metrics, rng, left):
         until(life, lambda step=step: life.has_begun() and steps_logged(metrics) >= int(step))
         time.sleep(rng.uniform(0, 0.7))
         left.look()
+        struck = time.monotonic()
         code = strike(life, kind, metrics, rng)
-        print(f"{life.log.stem}: {kind} killed in step {step:.1f}: {code}", flush=True)
+        took = time.monotonic() - struck
+        print(f"{life.log.stem}: {kind} killed after step {step:.1f}, {took:.1f} s: {code}", flush=True)
         if code is not None:
             return code
     assert life.process.wait(timeout=600) == 0, life.log.read_text()

@@ -1,5 +1,7 @@
 """`slime serve MODEL`: the embedded engine behind SGLang's HTTP protocol, in the foreground.
 
+With ``--config`` it is a whole topology that is served (serve_topology.py).
+
 Invariant: the port is bound before the model is loaded, so a taken one costs nothing; a signal ends the
 process cleanly. Knows nothing of training.
 """
@@ -33,12 +35,16 @@ _FURTHER = {
 
 
 def main(argv: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code.
+    """Serve until SIGTERM or SIGINT; returns the exit code. With ``--config``, all that a topology says.
 
     Raises:
         ConfigError: a flag is wrong, or the port taken.
         ModelError: the folder is unusable, or the architecture not supported.
     """
+    if any(word == "--config" or word.startswith("--config=") for word in argv):
+        from slime.cli import serve_topology
+
+        return serve_topology.main(argv)
     config, rest = parse_section(EngineConfig, argv, "slime serve", _FURTHER)
     try:
         with bind(config.host, DEFAULT_PORT if config.port is None else config.port) as sock:

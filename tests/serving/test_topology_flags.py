@@ -1,0 +1,107 @@
+"""The topology of a run follows from its flags; what cannot be laid out is refused by the flag."""
+
+import pytest
+import yaml
+
+from slime.config.serving_sections import ServingConfig
+from slime.errors import ConfigError
+from slime.serving.engine_specs import plan_engines
+from slime.serving.launch import LaunchSettings, embedded_config, sglang_launch
+from slime.serving.topology_flags import topology_of
+from tests.config.fake_engine import fake_python
+
+
+def names(default_gpus=1, model_path="m", **flags):
+    serving = ServingConfig(**({"rollout_engine": "embedded"} | flags))
+    topology, warnings = topology_of(serving, model_path=model_path, default_gpus=default_gpus)
+    assert warnings == []
+    return [spec.name for spec in plan_engines(topology)]
+
+
+def test_without_a_file_engines_are_alike():
+    assert names() == ["default/regular-0"]
+    assert names(default_gpus=2) == ["default/regular-0", "default/regular-1"]
+    assert names(rollout_num_gpus=0) == []
+
+
+def test_prefilling_servers_are_counted_and_the_others_decode(tmp_path):
+    flags = {"rollout_engine": "sglang", "sglang_python": fake_python(tmp_path), "rollout_num_gpus": 6}
+    found = names(prefill_num_servers=2, rollout_num_gpus_per_engine=2, **flags)
+    assert found == ["default/prefill-0", "default/prefill-1", "default/decode-0"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"model_path": None}, "--hf-checkpoint: engines need a model"),
+        (
+            {"rollout_num_gpus_per_engine": 2},
+            "per-engine: an embedded engine takes one slot",
+        ),
+        ({"prefill_num_servers": 1}, "--prefill-num-servers: the embedded engine knows no prefill servers"),
+    ],
+)
+def test_what_embedded_engines_cannot_is_refused(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        names(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "3 GPUs do not divide into engines of 2"),
+        ({"rollout_num_gpus": 2, "prefill_num_servers": 2}, "leave none of 2 GPUs to decode"),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused(tmp_path, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        names(rollout_engine="sglang", sglang_python=fake_python(tmp_path), **flags)
+
+
+def specs_of(tmp_path, groups, **flags):
+    path = tmp_path / "t.yaml"
+    path.write_text(yaml.safe_dump({"sglang": [{"name": "a", "server_groups": groups}]}))
+    serving = ServingConfig(sglang_config=str(path), **flags)
+    return plan_engines(topology_of(serving, model_path="m")[0])
+
+
+def test_overrides_are_checked_against_the_installed_sglang(tmp_path):
+    python = fake_python(tmp_path)
+    flags = {"rollout_engine": "sglang", "sglang_python": python}
+    group = {"worker_type": "regular", "num_gpus": 4, "num_gpus_per_engine": 4}
+    overrides = {"mem-fraction-static": 0.5, "pp_size": 2}
+    (spec,) = specs_of(tmp_path, [group | {"overrides": overrides}], **flags)
+    settings = LaunchSettings(kind="sglang", log_dir=tmp_path, python=python, seed=7)
+    launch = sglang_launch(spec, settings, None)
+    assert (launch.tp_size, launch.pp_size, launch.seed) == (2, 2, 7)
+    assert launch.overrides == {"mem_fraction_static": 0.5, "pp_size": 2}
+    for wrong, message in (
+        ({"mem_fraction_statik": 1}, r"t.yaml:\d+: mem_fraction_statik: .*has no .*\n.*mem_fraction_static"),
+        ({"mem_fraction_static": "much"}, "expects a number"),
+        ({"tp-size": 2}, "tp-size: is not for overrides"),
+        ({"disaggregation_mode": "decode"}, "worker_type says it"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            specs_of(tmp_path, [group | {"overrides": wrong}], **flags)
+    (odd,) = specs_of(tmp_path, [group | {"overrides": {"pp_size": 3}}], **flags)
+    with pytest.raises(ConfigError, match="4 GPUs do not divide into 3 pipeline stages"):
+        sglang_launch(odd, settings, None)
+
+
+def test_a_prefilling_engine_gets_its_port_and_only_fields_that_the_version_has(tmp_path):
+    python = fake_python(tmp_path)
+    groups = [{"worker_type": kind, "num_gpus": 1} for kind in ("prefill", "decode")]
+    prefill, decode = specs_of(tmp_path, groups, rollout_engine="sglang", sglang_python=python)
+    settings = LaunchSettings(kind="sglang", log_dir=tmp_path, python=python)
+    ports = {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 9001}
+    assert sglang_launch(prefill, settings, 9001).overrides == ports
+    second = sglang_launch(decode, settings, None)
+    assert second.overrides == {"disaggregation_mode": "decode"}
+    assert (second.seed, second.base_gpu_id) == (settings.seed + 1, 1)
+
+
+def test_an_embedded_engine_is_configured_by_flags_and_overrides(tmp_path):
+    group = {"worker_type": "regular", "num_gpus": 1, "overrides": {"max_running_requests": 3}}
+    (spec,) = specs_of(tmp_path, [group], rollout_engine="embedded")
+    config = embedded_config(spec, LaunchSettings(kind="embedded", log_dir=tmp_path))
+    assert (config.max_running_requests, config.host, config.port) == (3, "127.0.0.1", None)

@@ -35,6 +35,7 @@ from tests.serving.routing import (
     forget,
     places,
 )
+from tests.serving.wire import later, wait_for
 
 
 @pytest.fixture
@@ -400,11 +401,9 @@ def test_a_router_without_healthy_workers_is_unavailable_for_such_calls():
 
 def test_load_is_what_is_in_flight(start):
     with engines(1, lambda call: ScriptedAnswer(hang=True)) as (one,), start([one]) as router:
-        from tests.serving.wire import later, wait_for
-
         body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 4}}
         asked = later(router.url, "/generate", body)
-        wait_for(lambda: [worker.load for worker in router.client.workers()] == [1])
+        wait_for(lambda: one.engine.calls and [worker.load for worker in router.client.workers()] == [1])
         urllib.request.urlopen(urllib.request.Request(one.url + "/abort_request", b'{"abort_all": true}'))
         asked.result()
         wait_for(lambda: [worker.load for worker in router.client.workers()] == [0])

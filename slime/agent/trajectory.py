@@ -12,14 +12,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from slime.agent.linearise import Lineariser, Row, Tally, truncate
 from slime.agent.messages import TOOLS_ROLE, Message
 from slime.agent.tree import MessageTree, Node, Place
 from slime.agent.turn import Turn, TurnRecord, keep
-from slime.utils.types import Sample, SampleStatus, routed_experts_rows
+from slime.utils.routes import Routes, decoded_routes
+from slime.utils.types import Sample, SampleStatus
 
 __all__ = ["TrajectoryManager", "TurnRecord"]
 
@@ -231,6 +229,7 @@ def _sample(
             cached_tokens=sum(turn.cached_tokens for turn in row.fresh),
             total_prompt_tokens=sum(turn.prompt_length for turn in row.fresh),
         ),
+        spec_info=Sample.SpecInfo.total(turn.spec_info for turn in row.fresh),
     )
 
 
@@ -240,12 +239,12 @@ def _status(row: Row) -> SampleStatus:
     return Sample.Status.ABORTED if row.last.finish_reason == "abort" else Sample.Status.COMPLETED
 
 
-def _routed_experts(row: Row) -> npt.NDArray[np.int32] | None:
+def _routed_experts(row: Row) -> Routes | None:
     """Routes of all tokens but the last, flat, as the engine gave them with the newest turn."""
     last = (row.uncut or row).last
     if last.routed_experts is None:
         return None
-    routes: npt.NDArray[np.int32] = routed_experts_rows(last.routed_experts)
+    routes = decoded_routes(last.routed_experts)
     width = len(routes) // max(last.length - 1, 1)
     return routes[: width * (len(row.tokens) - 1)]
 

@@ -7,13 +7,14 @@ new tokens only. Knows neither messages nor samples.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from slime.agent.images import PlacedImage
+from slime.utils.types import SpecInfo
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 Values: TypeAlias = npt.NDArray[np.float64]
@@ -38,6 +39,7 @@ class TurnRecord:
         delivered: the client got the whole answer.
         opening: how many tokens at the end of the prompt begin the answer, as they do in a demanded call.
         images: those of the prompt, in order.
+        spec_info: counters of speculative decoding.
     """
 
     prompt_ids: Sequence[int] | Tokens
@@ -54,6 +56,7 @@ class TurnRecord:
     delivered: bool = True
     opening: int = 0
     images: Sequence[PlacedImage] = ()
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -88,6 +91,7 @@ class Turn:
     cached_tokens: int
     has_images: bool = False
     images: tuple[PlacedImage, ...] = ()
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
     is_trained: bool = False
 
     @property
@@ -170,6 +174,7 @@ def keep(record: TurnRecord, *, number: int, base: Turn | None, tools: Mapping[s
         cached_tokens=record.cached_tokens,
         has_images=bool(record.images),
         images=tuple(image for image in record.images if image.position >= kept),
+        spec_info=record.spec_info,
     )
 
 

@@ -153,6 +153,11 @@ class AlgorithmConfig:
     custom_advantage_function_path: str | None = flag(
         None, "hook that makes the advantages, in place of the estimator", "str"
     )
+    use_rollout_routing_replay: bool = flag(
+        False,
+        "mixtures of experts: train each token through the experts that it went to in the engine (R3)",
+        "switch",
+    )
     rollout_data_postprocess_path: str | None = flag(
         None, "hook that changes advantages or loss masks of a rollout step before it trains", "str"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slime.config.asynchrony import asynchrony
 from slime.config.device_sharing import devices
+from slime.config.experts import experts
 from slime.config.plan import rollouts_per_optimizer_step
 from slime.config.problem import Check, Problem, dashed, listed
 from slime.config.unused import takes_groups, unused
@@ -103,6 +104,7 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("custom_convert_samples_to_train_data_path", "sibling_reward"),
         ("custom_pg_loss_reducer_function_path", "loss_aggregation"),
         ("use_kl_loss", "kl_coef"),
+        ("use_rollout_routing_replay", "custom_convert_samples_to_train_data_path"),
         ("calculate_per_token_loss", "loss_aggregation"),
         ("eval_config", "eval_prompt_data"),
     ):
@@ -391,6 +393,7 @@ CHECKS: tuple[Check, ...] = (
     _files_exist,
     *CHECKS_OF_FLAGS,
     _adapters,
+    experts,
     _parallel,
     _cannot_learn,
     _doubtful,

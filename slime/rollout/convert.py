@@ -20,6 +20,7 @@ from slime.rollout.rm_hub.validity import check_reward_key, checked_reward, rewa
 from slime.rollout.train_data import ConvertedRow, converted_rows
 from slime.train.batch import Reward, TrainSample
 from slime.train.rewards import check_listed, read_reward
+from slime.utils.routes import Routes, shape_of_folder, shaped_routes
 from slime.utils.types import Sample
 
 __all__ = ["flatten", "policy_version", "to_train_samples"]
@@ -54,7 +55,9 @@ def to_train_samples(groups: Iterable[Any], args: Any) -> list[TrainSample]:
         _check(sample, args)
     rewards = _rewards(voting, args)
     return [
-        _row(index, sample, rewards[id(sample)]) if id(sample) in rewards else _void_row(index, sample)
+        _row(index, sample, rewards[id(sample)], _routes(sample, args))
+        if id(sample) in rewards
+        else _void_row(index, sample)
         for index, sample in enumerate(samples)
     ]
 
@@ -119,7 +122,7 @@ def _rewards(samples: list[Sample], args: Any) -> dict[int, Reward]:
     return {id(sample): reward for sample, reward in zip(samples, shaped, strict=True)}
 
 
-def _row(index: int, sample: Sample, reward: Reward) -> TrainSample:
+def _row(index: int, sample: Sample, reward: Reward, routes: Routes | None = None) -> TrainSample:
     assert sample.rollout_id is not None and sample.group_index is not None
     raw, teacher = sample.metadata.get("raw_reward"), sample.teacher_log_probs
     log_probs = sample.rollout_log_probs
@@ -135,6 +138,42 @@ def _row(index: int, sample: Sample, reward: Reward) -> TrainSample:
         policy_version=policy_version(sample),
         raw_reward=None if raw is None else float(raw),
         teacher_log_probs=None if teacher is None else tuple(teacher),
+        routed_experts=routes,
+    )
+
+
+def _routes(sample: Sample, args: Any) -> Routes | None:
+    """The routes that training replays, in their shape; None where it replays none.
+
+    Raises:
+        DataError: they are missing, or not those of this row and model.
+    """
+    if not getattr(args, "use_rollout_routing_replay", False):
+        return None
+    routes, shape = sample.rollout_routed_experts, shape_of_folder(getattr(args, "hf_checkpoint", None))
+    problem = None
+    if shape is None:
+        problem = "the model has no experts, so there is nothing to replay"
+    elif routes is None:
+        problem = "rollout_routed_experts is missing"
+    else:
+        trained = [i for i, mask in enumerate(_mask(sample), sample.prompt_length) if mask]
+        needed = trained[-1] if trained else 0
+        if routes.size < needed * shape.layers * shape.top_k:
+            problem = (
+                f"rollout_routed_experts has {routes.size} numbers, {needed} tokens lead to trained ones"
+            )
+    if problem is None:
+        assert routes is not None and shape is not None
+        try:
+            return shaped_routes(routes, len(sample.tokens), shape)
+        except ValueError as error:
+            problem = str(error)
+    raise DataError(
+        f"{problem} (--use-rollout-routing-replay)",
+        place=sample_name(sample),
+        remedy="adapters and engine calls of your own need return_routed_experts=True, and an engine that "
+        "tells routes; or leave the flag out",
     )
 
 

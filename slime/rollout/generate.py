@@ -9,10 +9,11 @@ from __future__ import annotations
 import uuid
 from typing import Any, Protocol
 
-from slime.errors import ConfigError, DataError
+from slime.errors import ConfigError, DataError, EngineError
 from slime.rollout.images import image_data
 from slime.rollout.seeds import with_call_seed
 from slime.utils.engine_client import EngineClient
+from slime.utils.generation import Generation
 from slime.utils.types import Sample
 
 
@@ -58,6 +59,8 @@ async def generate_sample(
     if budget == 0:
         sample.status = Sample.Status.TRUNCATED
         return sample
+    wants_routes = bool(getattr(args, "use_rollout_routing_replay", False))
+    held = 0 if sample.rollout_routed_experts is None else len(sample.tokens) - 1
     answer = await engine.generate(
         sample.tokens,
         with_call_seed(_within(sampling_params, budget)),
@@ -65,7 +68,11 @@ async def generate_sample(
         routing_key=sample.session_id,
         timeout=timeout,
         image_data=image_data(sample),
+        return_routed_experts=wants_routes,
+        routed_experts_start=held if wants_routes else 0,
     )
+    if wants_routes:
+        _check_routes(answer, engine.url)
     sample.append_response_tokens(
         args,
         tokens=answer.output_ids,
@@ -109,6 +116,16 @@ def new_token_budget(sample: Sample, sampling_params: dict[str, Any], max_contex
     if not limits:
         raise ConfigError("no limit on the response is set", place="--rollout-max-response-len")
     return max(0, min(limits))
+
+
+def _check_routes(answer: Generation, url: str) -> None:
+    if answer.output_ids and "routed_experts" not in answer.meta_info:
+        raise EngineError(
+            "the engine tells no routed experts, which --use-rollout-routing-replay replays",
+            place=url,
+            remedy="it must serve a mixture of experts and be started with --enable-return-routed-experts; a "
+            "router that drops return_routed_experts must be passed by",
+        )
 
 
 def _within(sampling_params: dict[str, Any], budget: int) -> dict[str, Any]:

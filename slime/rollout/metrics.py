@@ -143,15 +143,9 @@ def _cache_metrics(rollouts: Iterable[Siblings]) -> dict[str, float]:
 
 
 def _speculation(args: Any, rollouts: Iterable[Siblings]) -> dict[str, float]:
-    if not getattr(args, "sglang_speculative_algorithm", None):
+    total = Sample.SpecInfo.total(sample.spec_info for sample in flatten(list(rollouts)))
+    if not (total.spec_verify_ct or getattr(args, "sglang_speculative_algorithm", None)):
         return {}
-    infos = [sample.spec_info for sample in flatten(list(rollouts))]
-    total = Sample.SpecInfo(
-        spec_accept_token_num=sum(info.spec_accept_token_num for info in infos),
-        spec_draft_token_num=sum(info.spec_draft_token_num for info in infos),
-        spec_verify_ct=sum(info.spec_verify_ct for info in infos),
-        completion_token_num=sum(info.completion_token_num for info in infos),
-    )
     return {
         "rollout/spec_accept_rate": total.spec_accept_rate,
         "rollout/spec_accept_length": total.spec_accept_length,

@@ -39,7 +39,9 @@ def probe_samples(args: Any, data_source: Any) -> list[TrainSample]:
         EngineError, DeadlineError: the engine does not answer as it should.
     """
     answered = run_blocking(_answered(args, _prompts(data_source)))
-    return to_train_samples([[sample] for sample in answered], SimpleNamespace())
+    names = ("hf_checkpoint", "use_rollout_routing_replay")
+    settings = SimpleNamespace(**{name: getattr(args, name, None) for name in names})
+    return to_train_samples([[sample] for sample in answered], settings)
 
 
 async def _answered(args: Any, prompts: list[Sample]) -> list[Sample]:

@@ -6,8 +6,8 @@ threads, time or HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from slime.serving.embedded.request import Request, SamplingParams, Update
@@ -47,6 +47,7 @@ class ScriptedAnswer:
         error_after: tokens that come before the error.
         hang: never answer; only an abort ends it.
         die_after: the engine's worker dies after so many tokens, and its connections with it.
+        meta_info: further entries of the answer's `meta_info`, such as counters of speculative decoding.
     """
 
     text: str = ""
@@ -60,6 +61,7 @@ class ScriptedAnswer:
     error_after: int = 0
     hang: bool = False
     die_after: int | None = None
+    meta_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 Policy: TypeAlias = Callable[[ScriptedCall], ScriptedAnswer]
@@ -103,6 +105,7 @@ def update_of(
     finish_reason: dict[str, Any] | None,
     cached_tokens: int,
     num_retractions: int,
+    more_meta: Mapping[str, Any],
 ) -> Update:
     """The state of a request with `len(versions)` tokens out; each entry is that token's weight version."""
     ids = list(script.token_ids[: len(versions)])
@@ -126,6 +129,7 @@ def update_of(
         weight_version=weight_version,
         weight_versions=_spans(versions, weight_version),
         num_retractions=num_retractions,
+        more_meta=more_meta,
     )
 
 

@@ -293,6 +293,7 @@ class ScriptedEngine:
                 finish_reason=reason,
                 cached_tokens=run.cached,
                 num_retractions=run.retractions,
+                more_meta=run.answer.meta_info,
             )
         )
 

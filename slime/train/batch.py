@@ -6,8 +6,10 @@ Torch-free; knows nothing of hooks, engines or files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from slime.utils.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class TrainSample:
         teacher_log_probs: the teacher's natural log-probs (on-policy distillation), or None.
         votes: False takes the row out of baselines and out of the loss (failed, aborted, removed).
         policy_version: weight version that sampled it first.
+        routed_experts: experts that each token but the last went to in the engine, [tokens - 1, layers,
+        top_k],
+            all layers of the model; -1 where that is not known. None where routes are not replayed.
     """
 
     index: int
@@ -56,6 +61,7 @@ class TrainSample:
     policy_version: int = 0
     raw_reward: float | None = None
     teacher_log_probs: tuple[float, ...] | None = None
+    routed_experts: Routes | None = field(default=None, compare=False)
 
     @property
     def prompt_length(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.train.batch import Reward, TokenRewards, TrainSample, TurnRewards
+from slime.utils.routes import Routes, decoded_routes, encoded_routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ def _negative(ids: Iterable[int]) -> Callable[[int], int]:
 def _plain(row: Waiting) -> dict[str, Any]:
     sample = {field.name: getattr(row.sample, field.name) for field in dataclasses.fields(row.sample)}
     sample["reward"] = _plain_reward(row.sample.reward)
+    sample["routed_experts"] = _plain_routes(row.sample.routed_experts)
     return {"sample": sample, "advantages": row.advantages}
 
 
@@ -111,8 +113,14 @@ def _plain_reward(reward: Reward) -> Any:
     return reward
 
 
+def _plain_routes(routes: Routes | None) -> Any:
+    return None if routes is None else {"shape": routes.shape, "int32": encoded_routes(routes)}
+
+
 def _read(name: str, value: Any) -> Any:
     if name == "reward" and isinstance(value, dict):
         (kind, numbers), *_ = value.items()
         return TurnRewards(tuple(numbers)) if kind == "turns" else TokenRewards(tuple(numbers))
+    if name == "routed_experts" and value is not None:
+        return decoded_routes(value["int32"]).reshape(value["shape"])
     return tuple(value) if isinstance(value, list) else value

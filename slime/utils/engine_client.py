@@ -50,6 +50,8 @@ ROUTING_HEADER = "X-SMG-Routing-Key"
 _DISAGGREGATED = frozenset({"prefill", "decode"})
 UrlOf: TypeAlias = Callable[[int], Awaitable[str]]
 """Where a try goes, by its number."""
+START_LEN = "routed_experts_start_len"
+"""SGLang does not tell it in answers; it is what the request asked for."""
 
 _aborts: set[asyncio.Task[None]] = set()
 """Aborts under way: the event loop itself holds tasks only weakly."""
@@ -104,6 +106,7 @@ class EngineClient:
         on_tokens: OnTokens | None = None,
         image_data: Sequence[str] = (),
         return_routed_experts: bool = False,
+        routed_experts_start: int = 0,
     ) -> Generation:
         """Sample one continuation of `input_ids`, as part of the current `RequestScope`.
 
@@ -114,8 +117,10 @@ class EngineClient:
             timeout: seconds for all tries together; a scope may have less.
             image_data: images as ``data:`` or other URLs, one for each placeholder among the ids, in order;
                 the engine expands the placeholders.
-            return_routed_experts: ask a mixture-of-experts engine for the routes of each token; such a
+            return_routed_experts: ask a mixture-of-experts engine for the routes of each token but the last:
+                base64 of int32 [tokens - 1 - start, layers, top_k] in ``meta_info["routed_experts"]``. Such a
                 request goes to a worker itself, the same one for a routing key.
+            routed_experts_start: tokens whose routes are not wanted; told in the answer's `meta_info`.
             on_tokens: called whenever there are new tokens; from then on there is no retry.
 
         Raises:
@@ -137,7 +142,7 @@ class EngineClient:
         if image_data:
             body["image_data"] = list(image_data)
         if return_routed_experts:
-            body["return_routed_experts"] = True
+            body |= {"return_routed_experts": True, START_LEN: routed_experts_start}
         scope = current_scope()
         if scope is None:
             return await self._generate(rid, body, headers, timeout, on_tokens)
@@ -180,7 +185,10 @@ class EngineClient:
         except (asyncio.CancelledError, DeadlineError):
             await self._abort_soon(rid)
             raise
-        return parse_generation(answer, self.url)
+        generation = parse_generation(answer, self.url)
+        if START_LEN in body:
+            generation.meta_info[START_LEN] = body[START_LEN]
+        return generation
 
     async def abort(self, rid: str) -> None:
         """Abort the request `rid` (and its retries); an unknown rid is no error."""

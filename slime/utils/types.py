@@ -7,16 +7,16 @@ Torch-free: it travels between processes, to disk and through user code.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from slime.utils.generation import version_spans
+from slime.utils.routes import decoded_routes, joined_routes, shape_of_folder, shaped_routes
 
 
 class SampleStatus(enum.Enum):
@@ -39,11 +39,25 @@ class SpecInfo:
     completion_token_num: int = 0
 
     def add(self, meta_info: dict[str, Any]) -> None:
-        """Add one engine answer's counters."""
-        self.spec_accept_token_num += meta_info.get("spec_accept_token_num", 0)
-        self.spec_draft_token_num += meta_info.get("spec_draft_token_num", 0)
+        """Add one engine answer's counters, under the names of SGLang 0.5.15 and later, or the older ones.
+
+        An answer without a verification has none of them, and is not counted.
+        """
+        if not meta_info.get("spec_verify_ct"):
+            return
+        self.spec_accept_token_num += _either(meta_info, "spec_num_correct_drafts", "spec_accept_token_num")
+        self.spec_draft_token_num += _either(meta_info, "spec_num_proposed_drafts", "spec_draft_token_num")
         self.spec_verify_ct += meta_info.get("spec_verify_ct", 0)
         self.completion_token_num += meta_info.get("completion_tokens", 0)
+
+    @classmethod
+    def total(cls, parts: Iterable[SpecInfo]) -> SpecInfo:
+        """The sum of several."""
+        total = cls()
+        for part in parts:
+            for item in dataclasses.fields(cls):
+                setattr(total, item.name, getattr(total, item.name) + getattr(part, item.name))
+        return total
 
     @property
     def spec_accept_rate(self) -> float:
@@ -91,6 +105,8 @@ class Sample:
     `group_index` names the prompt's group, `rollout_id` the execution (siblings share it), `index` the row.
     `tokens` holds prompt and response ids; every per-token list covers the response only.
     `rollout_log_probs` are natural logs under the sampling distribution, 0.0 where the mask is 0.
+    `rollout_routed_experts` are the experts that each token but the last went to, [tokens - 1, layers,
+    top_k]; flat where the model was not known to who recorded them.
     `multimodal_inputs` holds what the placeholders in `tokens` stand for, in order: ``{"images": [...]}``.
     """
 
@@ -208,7 +224,7 @@ class Sample:
         if trainable or self.rollout_log_probs is not None or before == 0:
             self.rollout_log_probs = (self.rollout_log_probs or []) + new_log_probs
         self._append_top_p(top_p, before, len(tokens))
-        self._append_routed_experts(meta_info)
+        self._append_routed_experts(args, meta_info)
         if trainable and update_terminal_info:
             self._append_version_spans(meta_info, before, len(tokens))
         if text is not None:
@@ -286,17 +302,19 @@ class Sample:
             held = self.metadata.get("weight_version_spans", [])
             self.metadata = {**self.metadata, "weight_version_spans": [*held, *spans]}
 
-    def _append_routed_experts(self, meta_info: dict[str, Any]) -> None:
+    def _append_routed_experts(self, args: Any, meta_info: dict[str, Any]) -> None:
+        """Routes from token ``routed_experts_start_len`` on; in the model's shape where `args` names it."""
         routed = meta_info.get("routed_experts")
         if routed is None:
             return
-        rows = routed_experts_rows(routed)
         start = int(meta_info.get("routed_experts_start_len", 0))
-        held = self.rollout_routed_experts
-        if start == 0 or held is None:
-            self.rollout_routed_experts = rows
-        else:
-            self.rollout_routed_experts = np.concatenate([held[:start], rows.reshape(-1, *held.shape[1:])])
+        routes = joined_routes(
+            self.rollout_routed_experts, decoded_routes(routed), start=start, tokens=len(self.tokens)
+        )
+        shape = shape_of_folder(getattr(args, "hf_checkpoint", None))
+        self.rollout_routed_experts = (
+            routes if shape is None else shaped_routes(routes, len(self.tokens), shape)
+        )
 
     def _take_terminal_info(self, args: Any, meta_info: dict[str, Any]) -> None:
         reason = meta_info.get("finish_reason")
@@ -311,11 +329,9 @@ class Sample:
             self.spec_info.add(meta_info)
 
 
-def routed_experts_rows(routed: str | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Routed experts of an engine answer: base64 of int32, or an array as it is."""
-    if isinstance(routed, str):
-        return np.frombuffer(base64.b64decode(routed), dtype=np.int32)
-    return np.asarray(routed, dtype=np.int32)
+def _either(meta_info: dict[str, Any], name: str, older: str) -> int:
+    value = meta_info.get(name)
+    return int(meta_info.get(older) or 0) if value is None else int(value)
 
 
 def _top_p_spans(meta_info: dict[str, Any], count: int) -> tuple[list[int], list[int]] | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from slime.agent.trajectory import TrajectoryManager, TurnRecord
-from slime.utils.types import Sample
+from slime.utils.types import Sample, SpecInfo
 
 SID = "s"
 
@@ -297,6 +297,14 @@ def test_routes_of_experts_come_from_the_newest_turn():
     session.turn([user("q")], [1], "a", routed_experts=encoded)
     (sample,) = session.samples(max_sample_tokens=3)
     assert sample.rollout_routed_experts.tolist() == [0, 1, 2, 3]
+
+
+def test_counters_of_speculative_decoding_are_those_of_the_turns_of_a_row():
+    session = Session()
+    first = session.turn([user("q")], [1], "a", spec_info=SpecInfo(2, 4, 1, 3))
+    session.turn([user("q"), assistant("a"), user("x")], [*first, 2], "b", spec_info=SpecInfo(1, 4, 1, 2))
+    (sample,) = session.samples()
+    assert sample.spec_info == SpecInfo(3, 8, 2, 5)
 
 
 def test_routes_of_a_cut_row_come_from_the_whole_one():

@@ -391,3 +391,15 @@ def test_a_mixture_that_cannot_be_is_refused(base, tmp_path, words, message):
 )
 def test_asynchrony_that_cannot_work_is_refused(base, words, flag):
     assert f"{flag}: " in refused([*base, "--rm-type", "math", *words])
+
+
+def test_routes_are_replayed_only_where_there_are_experts(base, tmp_path):
+    flag = "--use-rollout-routing-replay"
+    assert f"{flag}: needs a mixture of experts" in refused([*base, flag])
+    (tmp_path / "experts").mkdir()
+    sizes = '{"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}'
+    (tmp_path / "experts" / "config.json").write_text(sizes)
+    base[1] = str(tmp_path / "experts")
+    assert load_config([*base, flag]).algorithm.use_rollout_routing_replay
+    hook = ["--custom-convert-samples-to-train-data-path", "tests.rollout.converters.plain"]
+    assert f"{flag}: contradicts" in refused([*base, flag, *hook])

@@ -1,12 +1,15 @@
+import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from slime.errors import DataError, HookError, RewardError
 from slime.rollout.convert import policy_version, to_train_samples
 from slime.rollout.outcome import rollout_reward
 from slime.train.batch import TokenRewards, TurnRewards
+from slime.utils.routes import UNKNOWN
 from slime.utils.types import Sample
 from tests.rollout.kit import finished
 
@@ -197,3 +200,44 @@ def test_images_are_refused_by_the_samples_name(field):
         to_train_samples([[held]], ARGS)
     held.remove_sample = True
     assert not to_train_samples([[held]], ARGS)[0].votes
+
+
+SIZES = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 3}
+
+
+def replaying(folder):
+    (folder / "config.json").write_text(json.dumps(SIZES))
+    return SimpleNamespace(use_rollout_routing_replay=True, hf_checkpoint=str(folder))
+
+
+def test_routes_of_experts_become_rows_of_tokens_layers_and_choices(tmp_path):
+    routes = np.arange(12, dtype=np.int32)
+    flat, shaped = (
+        sample(0, rollout_routed_experts=routes),
+        sample(1, rollout_routed_experts=routes.reshape(2, 2, 3)),
+    )
+    rows = to_train_samples([[flat, shaped]], replaying(tmp_path))
+    assert all(np.array_equal(row.routed_experts, routes.reshape(2, 2, 3)) for row in rows)
+    (plain,) = to_train_samples([[sample(0, rollout_routed_experts=routes)]], ARGS)
+    assert plain.routed_experts is None
+
+
+def test_tokens_behind_the_last_that_trains_need_no_routes(tmp_path):
+    routes = np.arange(6, dtype=np.int32)
+    tool = sample(0, rollout_routed_experts=routes, loss_mask=[1, 0], rollout_log_probs=[-0.5, 0.0])
+    (row,) = to_train_samples([[tool]], replaying(tmp_path))
+    assert row.routed_experts.tolist() == [routes.reshape(2, 3).tolist(), [[UNKNOWN] * 3] * 2]
+
+
+@pytest.mark.parametrize(
+    ("routes", "message"),
+    [
+        (None, "rollout_routed_experts is missing"),
+        (np.zeros(6, np.int32), "has 6 numbers, 2 tokens lead to trained ones"),
+        (np.zeros(13, np.int32), "13 numbers are no routes of 3 tokens through 2 layers with 3 experts"),
+        (np.zeros(18, np.int32), "18 numbers are no routes of 3 tokens"),
+    ],
+)
+def test_a_row_without_the_routes_that_it_is_to_replay_is_refused(tmp_path, routes, message):
+    with pytest.raises(DataError, match=f"{message}.*--use-rollout-routing-replay"):
+        to_train_samples([[sample(0, rollout_routed_experts=routes)]], replaying(tmp_path))

@@ -1,16 +1,21 @@
 import asyncio
+import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from aiohttp import web
 
-from slime.errors import ConfigError, DataError
+from slime.errors import ConfigError, DataError, EngineError
 from slime.rollout.generate import generate_sample, new_token_budget, prompt_ids
 from slime.serving.scripted import ScriptedAnswer, scripted_logprob
 from slime.utils.engine_client import EngineClient
+from slime.utils.routes import encoded_routes
 from slime.utils.types import Sample
-from tests.rollout.kit import scripted, tokenizer
+from tests.rollout.kit import raw_server, scripted, tokenizer
 
 
-def run(server, sample, params=None, limit=None):
+def run(server, sample, params=None, limit=None, args=None):
     return asyncio.run(
         generate_sample(
             sample,
@@ -19,6 +24,7 @@ def run(server, sample, params=None, limit=None):
             tokenizer=tokenizer(),
             max_context_len=limit,
             timeout=20.0,
+            args=args,
         )
     )
 
@@ -105,3 +111,55 @@ def test_an_abort_at_the_engine_keeps_the_tokens_and_says_so():
 
     with scripted(lambda call: ScriptedAnswer(hang=True)) as server:
         assert asyncio.run(main(server)).status is Sample.Status.ABORTED
+
+
+def test_routes_of_experts_are_asked_for_and_kept_from_call_to_call(tmp_path):
+    sizes = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    args = SimpleNamespace(use_rollout_routing_replay=True, hf_checkpoint=str(tmp_path))
+    asked = []
+
+    async def handler(request):
+        body = await request.json()
+        asked.append((body["return_routed_experts"], body["routed_experts_start_len"]))
+        known = len(body["input_ids"]) - body["routed_experts_start_len"]
+        meta = {"output_token_logprobs": [[-0.5, 70, None]], "finish_reason": {"type": "abort"}}
+        meta["routed_experts"] = encoded_routes(np.full(4 * known, 10 * len(asked), np.int32))
+        return web.json_response({"text": "", "output_ids": [70], "meta_info": meta})
+
+    async def twice():
+        sample = Sample(tokens=[5, 6, 7], index=0)
+        async with raw_server(handler) as url:
+            for _ in range(2):
+                await generate_sample(
+                    sample,
+                    {"max_new_tokens": 8},
+                    engine=EngineClient(url),
+                    tokenizer=tokenizer(),
+                    max_context_len=None,
+                    timeout=20.0,
+                    args=args,
+                )
+        return sample
+
+    sample = asyncio.run(twice())
+    assert asked == [(True, 0), (True, 3)]
+    assert sample.rollout_routed_experts.shape == (4, 2, 2)
+    assert sample.rollout_routed_experts[:, 0, 0].tolist() == [10, 10, 10, 20]
+
+
+def test_an_engine_that_tells_no_routes_is_an_error_that_says_what_to_do():
+    args = SimpleNamespace(use_rollout_routing_replay=True)
+    with (
+        scripted(lambda call: ScriptedAnswer(token_ids=[70])) as server,
+        pytest.raises(EngineError, match=r"tells no routed experts(.|\n)*--enable-return-routed-experts"),
+    ):
+        run(server, Sample(prompt="ab", index=0), args=args)
+
+
+def test_counters_of_speculative_decoding_reach_the_sample():
+    meta = {"spec_num_correct_drafts": 3, "spec_num_proposed_drafts": 6, "spec_verify_ct": 2}
+    with scripted(lambda call: ScriptedAnswer(token_ids=[70, 71, 72, 73], meta_info=meta)) as server:
+        args = SimpleNamespace(sglang_speculative_algorithm="EAGLE")
+        sample = run(server, Sample(prompt="ab", index=0), args=args)
+    assert (sample.spec_info.spec_accept_rate, sample.spec_info.spec_accept_length) == (0.5, 2.0)

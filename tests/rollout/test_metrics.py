@@ -113,3 +113,19 @@ def test_agent_sessions_tell_what_became_of_their_tokens():
     assert metrics["agent/tokens_side"] == 1.0
     assert metrics["agent/trained_share"] == 0.9
     assert "agent/turns" not in rollout_metrics(ARGS, [sample(0)], seconds=1.0)
+
+
+def test_acceptance_of_drafts_is_over_all_verifications_of_the_step():
+    infos = [
+        Sample.SpecInfo(
+            spec_accept_token_num=3, spec_draft_token_num=4, spec_verify_ct=2, completion_token_num=5
+        ),
+        Sample.SpecInfo(
+            spec_accept_token_num=1, spec_draft_token_num=4, spec_verify_ct=2, completion_token_num=3
+        ),
+    ]
+    groups = [[sample(index, spec_info=info) for index, info in enumerate(infos)]]
+    metrics = rollout_metrics(ARGS, groups, 1.0)
+    assert metrics["rollout/spec_accept_rate"] == 0.5
+    assert metrics["rollout/spec_accept_length"] == 2.0
+    assert "rollout/spec_accept_rate" not in rollout_metrics(ARGS, [[sample(0)]], 1.0)

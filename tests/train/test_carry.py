@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,3 +47,10 @@ def test_rows_are_read_back_as_they_were_written():
         ),
     ]
     assert from_json(to_json(rows)) == rows
+
+
+def test_routes_of_experts_wait_with_their_row():
+    routes = np.arange(12, dtype=np.int32).reshape(2, 2, 3)
+    (found,) = from_json(to_json([Waiting(replace(row(0), routed_experts=routes), (0.5, 0.5))]))
+    assert np.array_equal(found.sample.routed_experts, routes)
+    assert found.sample.routed_experts.dtype == np.int32

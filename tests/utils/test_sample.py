@@ -108,6 +108,17 @@ def test_speculative_counters_only_under_their_flag():
     assert grown(sampled([5], meta_info=meta, args=args)).spec_info.spec_accept_length == 2.5
 
 
+def test_speculative_counters_have_the_names_that_engines_give_them():
+    newer = {"spec_num_correct_drafts": 6, "spec_num_proposed_drafts": 8, "spec_verify_ct": 4}
+    older = {"spec_accept_token_num": 1, "spec_draft_token_num": 2, "spec_verify_ct": 1}
+    info = Sample.SpecInfo()
+    for meta in ({**newer, "completion_tokens": 10}, {**older, "completion_tokens": 2}):
+        info.add(meta)
+    info.add({"completion_tokens": 1})  # one token, of the prefill: nothing was verified
+    assert (info.spec_accept_rate, info.spec_accept_length) == (0.7, 2.4)
+    assert Sample.SpecInfo.total([info, info]).spec_verify_ct == 10
+
+
 def test_top_p_spans_follow_the_tokens_and_are_empty_for_tools():
     meta = {"top_p_token_ids": [10, 11, 12], "top_p_offsets": [0, 2, 3]}
     sample = grown(sampled([5, 6], meta_info=meta), given_by_tool([7]), sampled([5, 6], meta_info=meta))
@@ -120,14 +131,43 @@ def test_top_p_offsets_that_do_not_fit_are_refused():
         grown(sampled([5], meta_info={"top_p_token_ids": [1], "top_p_offsets": [0, 2]}))
 
 
-def test_routed_experts_are_decoded_and_replaced_from_their_start():
-    def encoded(rows):
-        return base64.b64encode(np.array(rows, dtype=np.int32).tobytes()).decode()
+def encoded(routes):
+    return base64.b64encode(np.array(routes, dtype=np.int32).tobytes()).decode()
 
-    sample = grown(sampled([5], meta_info={"routed_experts": encoded([1, 2, 3])}))
-    meta = {"routed_experts": encoded([8, 9]), "routed_experts_start_len": 2}
+
+def test_routed_experts_are_decoded_and_replaced_from_their_start():
+    sample = grown(sampled([5], meta_info={"routed_experts": encoded([1, 2, 3, 4])}))
+    meta = {"routed_experts": encoded([7, 8, 9, 10]), "routed_experts_start_len": 1}
     sample.append_response_tokens(**sampled([6], meta_info=meta))
-    assert sample.rollout_routed_experts.tolist() == [1, 2, 8, 9]
+    assert sample.rollout_routed_experts.tolist() == [1, 2, 7, 8, 9, 10]
+    whole = {"routed_experts": encoded(range(8))}
+    sample.append_response_tokens(**sampled([7], meta_info=whole))
+    assert sample.rollout_routed_experts.tolist() == list(range(8))
+
+
+def test_routed_experts_have_the_models_shape_where_it_is_known(tmp_path):
+    sizes = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 3}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    args = types.SimpleNamespace(hf_checkpoint=str(tmp_path))
+    sample = grown(sampled([5], args=args, meta_info={"routed_experts": encoded(range(12))}))
+    assert sample.rollout_routed_experts.shape == (2, 2, 3)
+    sample.append_response_tokens(**given_by_tool([6], args=args))
+    meta = {"routed_experts": encoded(range(50, 62)), "routed_experts_start_len": 2}
+    sample.append_response_tokens(**sampled([7], args=args, meta_info=meta))
+    assert sample.rollout_routed_experts.reshape(-1).tolist() == [*range(12), *range(50, 62)]
+    assert sample.rollout_routed_experts.shape == (4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"routed_experts": encoded([1, 2, 3])}, "3 numbers, which are no routes of 2 tokens"),
+        ({"routed_experts": encoded([1]), "routed_experts_start_len": 1}, "no routes before it are held"),
+    ],
+)
+def test_routed_experts_of_another_row_are_refused(meta, message):
+    with pytest.raises(ValueError, match=message):
+        grown(sampled([5], meta_info=meta))
 
 
 def test_reward_value_by_key_names_what_is_missing():

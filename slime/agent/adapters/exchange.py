@@ -39,6 +39,7 @@ from slime.errors import (
 )
 from slime.utils.engine_answers import NewTokens, OnTokens
 from slime.utils.generation import Generation
+from slime.utils.types import SpecInfo
 
 logger = logging.getLogger(__name__)
 OPEN_SECONDS = 1.0
@@ -235,7 +236,8 @@ def turn_record(
     prompt: Prompt, generation: Generation, request: ModelRequest, writer: ReplyWriter, ill_formed: bool
 ) -> TurnRecord:
     """A turn as the trajectory keeps it."""
-    meta = generation.meta_info
+    meta, spec_info = generation.meta_info, SpecInfo()
+    spec_info.add(meta)
     return TurnRecord(
         prompt.ids,
         generation.output_ids,
@@ -253,6 +255,7 @@ def turn_record(
         handles=writer.handles,
         opening=prompt.opening,
         images=prompt.images,
+        spec_info=spec_info,
     )
 
 

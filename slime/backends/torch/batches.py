@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from slime.backends.torch.forest import PackedBatch, Request, empty_batch, input_tokens, pack_requests
+from slime.backends.torch.forest import PackedBatch, Request, distinct_inputs, empty_batch, pack_requests
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.config.training_sections import TrainConfig
 from slime.errors import ConfigError, DataError, ModelError
@@ -74,7 +74,7 @@ class MicroBatches:
         Raises:
             DataError: ranks were given different requests.
         """
-        rows = [input_tokens(request) for _, request in requests]
+        rows, _ = distinct_inputs([request for _, request in requests])
         self.ranks.check_same(hash((*rows, *(number for number, _ in requests))), "rows")
         dealing = Dealing(
             ranks=self.ranks.size, packing=self.packing, flops=self.flops, even_batches=self.even_batches
@@ -98,13 +98,15 @@ def response_request(sample: TrainSample) -> Request:
     """
     if sample.response_length and not sample.prompt_length:
         raise DataError("the response has no token before it", place=f"sample {sample.index}")
-    return Request(sample.tokens, tuple(range(sample.prompt_length, len(sample.tokens))))
+    targets = tuple(range(sample.prompt_length, len(sample.tokens)))
+    return Request(sample.tokens, targets, sample.routed_experts)
 
 
 def loss_request(sample: TrainSample) -> Request:
     """Asks for the tokens that train."""
     offset = sample.prompt_length
-    return Request(sample.tokens, tuple(offset + i for i, flag in enumerate(sample.loss_mask) if flag))
+    targets = tuple(offset + i for i, flag in enumerate(sample.loss_mask) if flag)
+    return Request(sample.tokens, targets, sample.routed_experts)
 
 
 def _row_flops(config: Any) -> Flops:

@@ -183,7 +183,7 @@ def _request(sample: TrainSample) -> Request:
     """Asks for the tokens that train, each of which needs a state before it."""
     if not sample.prompt_length:
         raise DataError("the response has no token before it", place=f"sample {sample.index}")
-    return loss_request(sample)
+    return replace(loss_request(sample), routes=None)
 
 
 def _total(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from slime.backends.base import StepRow
@@ -19,6 +20,7 @@ from slime.backends.torch.batches import MicroBatches
 from slime.backends.torch.forest import PackedBatch, Request
 from slime.backends.torch.ranks import summed
 from slime.train.rewards import total_reward
+from slime.utils.routes import UNKNOWN
 from slime.utils.user_function import UserFunction
 
 LogitsOf: TypeAlias = Callable[[PackedBatch], torch.Tensor]
@@ -104,8 +106,10 @@ class CustomLoss:
 
 def _whole_row(row: StepRow) -> Request:
     """Asks for a prediction behind every token; that behind the last one has no target, any id stands."""
-    tokens = row.sample.tokens
-    return Request((*tokens, 0), tuple(range(1, len(tokens) + 1)))
+    tokens, routes = row.sample.tokens, row.sample.routed_experts
+    if routes is not None:
+        routes = np.pad(routes, ((0, 1), (0, 0), (0, 0)), constant_values=UNKNOWN)
+    return Request((*tokens, 0), tuple(range(1, len(tokens) + 1)), routes)
 
 
 def _loss_batch(rows: Sequence[StepRow], device: torch.device) -> dict[str, Any]:

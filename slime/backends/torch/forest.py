@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from slime.train.tree import PrefixForest, build_forest
+from slime.utils.routes import Routes
 
 # Subtrees up to this size share one masked attention call: the wasted products cost less than further calls.
 _BLOCK_TOKENS = 64
@@ -24,10 +25,15 @@ _PIECE_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token row, and the ascending positions (1 or later) whose prediction is asked for."""
+    """Token row, and the ascending positions (1 or later) whose prediction is asked for.
+
+    Attributes:
+        routes: experts of each token but the last, [tokens - 1, layers, top_k], where they are replayed.
+    """
 
     tokens: tuple[int, ...]
     targets: tuple[int, ...]
+    routes: Routes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,13 @@ class AttentionPlan:
     Attributes:
         depth: [N] position ids.
         subtree_end: [N] packed index behind the last token of the block that sees this one.
+        routes: [N, layers, top_k] experts to take; None lets the routers choose.
     """
 
     blocks: tuple[Block, ...]
     depth: torch.Tensor
     subtree_end: torch.Tensor
+    routes: torch.Tensor | None = None
     _masks: dict[tuple[int, int | None, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
 
     @property
@@ -117,7 +125,7 @@ def pack_requests(
     requests: Sequence[Request], *, share_prefixes: bool = True, device: torch.device | None = None
 ) -> PackedBatch:
     """Lay out the forest of the rows; tokens behind a row's last requested prediction are left out."""
-    rows = [input_tokens(request) for request in requests]
+    rows, inputs = distinct_inputs(requests)
     forest = build_forest(rows, share=share_prefixes)
     order, blocks = _lay_out(forest)
     starts = np.zeros(len(forest.segments), dtype=np.int64)
@@ -134,11 +142,15 @@ def pack_requests(
     ends = (starts + subtree)[order]
     segments = [forest.segments[index] for index in order]
     depth = np.concatenate([np.arange(s.start, s.start + len(s.tokens)) for s in segments])
+    packed = np.concatenate([np.asarray(s.tokens) for s in segments])
     plan = AttentionPlan(
-        blocks=tuple(blocks), depth=tensor(depth), subtree_end=tensor(np.repeat(ends, lengths[order]))
+        blocks=tuple(blocks),
+        depth=tensor(depth),
+        subtree_end=tensor(np.repeat(ends, lengths[order])),
+        routes=None if inputs.routes is None else tensor(inputs.routes[packed]),
     )
     return PackedBatch(
-        input_ids=tensor(np.concatenate([np.asarray(s.tokens) for s in segments]))[None],
+        input_ids=tensor(inputs.tokens[packed] if inputs.tokens is not None else packed)[None],
         plan=plan,
         hidden_index=tensor(hidden_index),
         query_position=tensor(query_position),
@@ -157,6 +169,42 @@ def empty_batch(device: torch.device | None = None) -> PackedBatch:
 def input_tokens(request: Request) -> tuple[int, ...]:
     """The tokens that the model must see for the request."""
     return request.tokens[: request.targets[-1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the numbers of rows stand for; without routes they are the tokens themselves.
+
+    Attributes:
+        tokens: [number] token id.
+        routes: [number, layers, top_k].
+    """
+
+    tokens: np.ndarray | None = None
+    routes: np.ndarray | None = None
+
+
+def distinct_inputs(requests: Sequence[Request]) -> tuple[list[tuple[int, ...]], Inputs]:
+    """The rows that the model must see, as numbers of which equal ones stand for equal inputs.
+
+    A token that goes to other experts is another input: prefixes that differ in it alone are not shared. The
+    numbers are in the order of the tokens, so that rows are laid out as they would be without routes.
+    """
+    rows = [input_tokens(request) for request in requests]
+    if all(request.routes is None for request in requests):
+        return rows, Inputs()
+    keys = [_keys(row, request.routes) for row, request in zip(rows, requests, strict=True)]
+    known = {key: route for of_row in keys for key, route in of_row}
+    order = sorted(known)
+    number = {key: index for index, key in enumerate(order)}
+    tokens, routes = np.array([token for token, _ in order]), np.stack([known[key] for key in order])
+    return [tuple(number[key] for key, _ in of_row) for of_row in keys], Inputs(tokens, routes)
+
+
+def _keys(row: tuple[int, ...], routes: Routes | None) -> list[tuple[tuple[int, bytes], Routes]]:
+    """What tells the inputs of a row apart, and the routes of each; all rows of a batch have some or none."""
+    assert routes is not None
+    return [((t, r.tobytes()), r) for t, r in zip(row, routes[: len(row)], strict=True)]
 
 
 def _predictions(

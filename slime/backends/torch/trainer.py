@@ -30,6 +30,7 @@ from slime.backends.torch.model import CausalModel, load_model
 from slime.backends.torch.optim import Optimizer, check_offload
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
+from slime.backends.torch.replay import RouteReplay, replay_routes
 from slime.backends.torch.sharding import sharded, whole
 from slime.backends.torch.state import TrainingState, seed_generators
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
@@ -88,6 +89,9 @@ class TorchTrainer:
         self._gap_from_old = not algorithm.use_rollout_logprobs
         self.tokenizer = load_tokenizer(model.hf_checkpoint)
         self._model = load_model(model.hf_checkpoint, precision=train.train_precision, device=device)
+        self._replay: RouteReplay | None = None
+        if algorithm.use_rollout_routing_replay:
+            self._replay = replay_routes(self._model, model.hf_checkpoint)
         self._lora = LoraAdapters(self._model.module, train) if train.lora_rank else None
         if train.gradient_checkpointing:
             recompute_layers(self._model.module)
@@ -160,6 +164,8 @@ class TorchTrainer:
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[list[float]]:
         """Log-probs of all response tokens, one list a sample, under the current or the reference model.
 
+        The current one takes the experts that the samples' routes name; the reference chooses its own.
+
         Raises:
             ConfigError: the reference model was not loaded.
             DataError: a sample whose response has no token before it.
@@ -168,6 +174,10 @@ class TorchTrainer:
         if score is None:
             raise ConfigError("the reference model is loaded only with --use-kl-loss", place="log_probs")
         requests = [response_request(sample) for sample in samples]
+        if reference:
+            requests = [replace(request, routes=None) for request in requests]
+        elif self._replay is not None:
+            self._replay.check(samples)
         found: dict[int, list[float]] = {}
         is_base = reference and score is self._score
         with torch.no_grad(), self._lora.off() if self._lora and is_base else nullcontext():
@@ -191,6 +201,8 @@ class TorchTrainer:
         """
         rows = [row for row in rows if row.sample.trained_tokens]
         check_rows(rows, self._loss)
+        if self._replay is not None:
+            self._replay.check([row.sample for row in rows])
         self._optimizer.zero_grad()
         if self._custom_loss is not None:
             metrics = self._custom_loss.backward(rows, self._logits, self._batches)

@@ -10,11 +10,14 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slime.errors import EngineError
 from slime.serving.embedded.attention import PackedBatch, attending
+from slime.train.experts import ExpertChoice, layers_with_experts
+from slime.utils.routes import Routes, shape_of_config
 
 
 class ModelRunner:
@@ -24,6 +27,8 @@ class ModelRunner:
         self.model = model
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._aliased: set[int] = set()
+        self._routes = shape_of_config(model.config.to_dict())
+        self._routed = layers_with_experts(model.base_model.layers) if self._routes else ()
 
     def forward(
         self, batch: PackedBatch, ids: Sequence[int], positions: Sequence[int], keep: Sequence[int]
@@ -39,6 +44,29 @@ class ModelRunner:
                 **options,
             ).logits[0]
         return (logits if self._selects else logits[rows]).float()
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether tokens have routes."""
+        return bool(self._routed)
+
+    def forward_with_routes(
+        self, batch: PackedBatch, ids: Sequence[int], positions: Sequence[int], keep: Sequence[int]
+    ) -> tuple[Tensor, Routes]:
+        """`forward`, and the experts that each token of the row went to, [N, layers, top_k].
+
+        Raises:
+            EngineError: the routers do not choose by one topk a layer.
+        """
+        assert self._routes is not None
+        with ExpertChoice(self._routes.experts, self._routes.top_k) as watched:
+            logits = self.forward(batch, ids, positions, keep)
+        if len(watched.chosen) != len(self._routed):
+            raise EngineError(f"{type(self.model).__name__} does not tell its choice of experts")
+        found = np.zeros((len(ids), self._routes.layers, self._routes.top_k), np.int32)
+        for layer, chosen in zip(self._routed, watched.chosen, strict=True):
+            found[:, layer] = chosen.numpy()
+        return logits, found
 
     def replace_weights(self, weights: Mapping[str, Tensor], *, alias: bool) -> None:
         """Take new values for all parameters, by Hugging Face name; tied ones under any of their names.

@@ -36,6 +36,7 @@ _UNSUPPORTED = (
     "session_params",
 )
 _START_LEN = integer("a whole number, at least -1", lambda x: x >= -1)
+_FROM = integer("a whole number, at least 0", lambda x: x >= 0)
 _TOP_NUM = integer("a whole number in [0, 100]", lambda x: 0 <= x <= 100)
 
 
@@ -197,8 +198,19 @@ def _item(fields: _Fields, index: int, ids: list[int], engine: EngineCore) -> tu
         top_logprobs_num=_TOP_NUM("top_logprobs_num", fields.value("top_logprobs_num", index, 0), 0),
         image_data=_images(fields.value("image_data", index, [])),
         stream=flag(fields.body, "stream"),
+        return_routed_experts=flag(fields.body, "return_routed_experts"),
+        routed_experts_start_len=_routes_start(fields.body, len(ids)),
     )
     return request, n
+
+
+def _routes_start(body: Mapping[str, Any], prompt: int) -> int:
+    start: int = _FROM("routed_experts_start_len", body.get("routed_experts_start_len") or 0, 0)
+    if start > prompt:
+        raise EngineRequestError(
+            f"routed_experts_start_len must be at most the prompt's {prompt} tokens, got {start}."
+        )
+    return start
 
 
 def _images(value: Any) -> tuple[str, ...]:

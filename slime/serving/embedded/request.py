@@ -62,6 +62,8 @@ class Request:
         image_data: images as URLs, for engines that take them.
         stream: send an update after every token, not only at the end.
         want_text: decode text; without it, and without stop strings, `Update.text` stays empty.
+        return_routed_experts: tell the experts of all tokens but the last, from
+            `routed_experts_start_len` on.
     """
 
     rid: str
@@ -73,6 +75,8 @@ class Request:
     image_data: tuple[str, ...] = ()
     stream: bool = False
     want_text: bool = True
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,7 @@ class Update:
         cached_tokens: prompt tokens that were not computed again.
         weight_version: version that the engine holds now.
         weight_versions: ``{"version", "start", "end"}`` spans over `output_ids`.
+        more_meta: further entries of SGLang's `meta_info`.
     """
 
     rid: str
@@ -104,3 +109,4 @@ class Update:
     weight_version: str
     weight_versions: list[dict[str, Any]]
     num_retractions: int
+    more_meta: Mapping[str, Any] = field(default_factory=dict)

@@ -50,6 +50,7 @@ def meta_info(request: Request, update: Update, *, latency: float, token_text: T
         "dp_rank": None,
         "e2e_latency": latency,
         "response_sent_to_client_ts": time.time(),
+        **update.more_meta,
     }
 
 

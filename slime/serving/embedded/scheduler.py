@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,7 @@ from slime.serving.embedded.attention import DecodeGroup, ForwardBatch, PrefillS
 from slime.serving.embedded.kv_cache import KVCache, KVShape, copy_pieces
 from slime.serving.embedded.prefix_cache import PrefixCache
 from slime.serving.embedded.sequence import Sequence
+from slime.utils.routes import Routes
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,16 @@ class Plan:
     def batch(self) -> ForwardBatch:
         """What the attention sees."""
         return ForwardBatch(self.parts)
+
+    def split(self, rows: Routes) -> Iterator[tuple[Sequence, Routes]]:
+        """What belongs to each request of `rows`, one for each token of the forward."""
+        decoded = len(self.ids) - sum(count for _, count in self.spans)
+        for index, sequence in enumerate(self.sampled[:decoded]):
+            yield sequence, rows[index : index + 1]
+        start = decoded
+        for sequence, count in self.spans:
+            yield sequence, rows[start : start + count]
+            start += count
 
 
 class Scheduler:

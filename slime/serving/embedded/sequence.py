@@ -10,12 +10,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from slime.serving.embedded.kv_cache import Place
 from slime.serving.embedded.request import Request, TokenLogprob, TopLogprobs, Update
 from slime.serving.embedded.sampler import Row
 from slime.utils.detokenizer import IncrementalDecoder, StopStrings
+from slime.utils.routes import Routes, encoded_routes
 
 FinishReason = dict[str, Any]
 
@@ -65,6 +67,7 @@ class Sequence:
         self.epoch: int | None = None
         self._listener = listener
         self._tokenizer = tokenizer
+        self._routes: list[Routes] = []
         self._spans: list[dict[str, Any]] = []
         self._stop_ids = params.stop_token_ids | (frozenset() if params.ignore_eos else eos_ids)
         self._stops = StopStrings(params.stop)
@@ -105,7 +108,9 @@ class Sequence:
 
     @property
     def reusable_length(self) -> int:
-        """Positions whose keys and values may come from elsewhere; the rest is needed for its logits."""
+        """Positions whose keys and values may be reused; the rest is needed for its logits or routes."""
+        if self.wants_routes:
+            return 0
         start = self.score_start
         last = len(self.tokens) - 1
         return last if start is None or start >= self.prompt_length - 1 else min(start, last)
@@ -123,8 +128,19 @@ class Sequence:
         self.num_retractions += 1
         self.buffer = self.place = self.epoch = None
         self.computed = 0
+        self._routes = []
         if self.score_start is not None and self.score_start < self.prompt_length - 1:
             self.input_logprobs, self.input_top = [], []
+
+    @property
+    def wants_routes(self) -> bool:
+        """Whether the experts of its tokens are told, where there are any."""
+        return self.request.return_routed_experts
+
+    def add_routes(self, routes: Routes) -> None:
+        """The experts of the next tokens that were computed, [n, layers, top_k]."""
+        if self.wants_routes:
+            self._routes.append(routes)
 
     def begin_scores(self) -> None:
         """Enter the first scored prompt token, which has no log-prob."""
@@ -221,4 +237,12 @@ class Sequence:
             weight_version=version,
             weight_versions=[dict(span) for span in self._spans],
             num_retractions=self.num_retractions,
+            more_meta=self._told_routes(),
         )
+
+    def _told_routes(self) -> dict[str, Any]:
+        """At the end; they are of all tokens that have been computed."""
+        if not self._routes or self.finish_reason is None:
+            return {}
+        routes = np.concatenate(self._routes)[self.request.routed_experts_start_len :]
+        return {"routed_experts": encoded_routes(routes)}

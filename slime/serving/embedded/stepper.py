@@ -37,7 +37,7 @@ class Stepper:
         started = time.perf_counter()
         try:
             plan = self._scheduler.plan()
-            logits = self._runner.forward(plan.batch, plan.ids, plan.positions, plan.keep)
+            logits = self._forward(plan)
             sampled = self._sample(plan, logits)
             self._score(plan, logits)
             self._scheduler.advance(plan)
@@ -63,6 +63,17 @@ class Stepper:
         """End all requests, live and waiting."""
         for sequence in [*self._scheduler.live.values(), *self._scheduler.waiting]:
             self._end(sequence, abort_reason())
+
+    def _forward(self, plan: Plan) -> Tensor:
+        """Logits of the plan; and routes go to the requests that want them."""
+        inputs = plan.batch, plan.ids, plan.positions, plan.keep
+        wanted = self._runner.has_experts and any(s.wants_routes for s in self._scheduler.live.values())
+        if not wanted:
+            return self._runner.forward(*inputs)
+        logits, routes = self._runner.forward_with_routes(*inputs)
+        for sequence, rows in plan.split(routes):
+            sequence.add_routes(rows)
+        return logits
 
     def _sample(self, plan: Plan, logits: Tensor) -> Sampled:
         if plan.sampled != self._batch:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import http.client
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import orjson
 
 from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
+from slime.utils.capabilities import ROUTES, Capabilities, capabilities_of
 from slime.utils.engine_answers import TransientError, as_object, check_succeeded, checked_answer
 
 if TYPE_CHECKING:
@@ -65,6 +66,15 @@ class WeightClient:
 
     endpoint: EngineEndpoint
     deadline: Deadline
+    known: dict[str, Capabilities] = field(default_factory=dict, compare=False)
+
+    @property
+    def able(self) -> Capabilities:
+        """What the engine can do; asked once, and kept in `known` by its name."""
+        if self.name not in self.known:
+            routes = frozenset(r for r in ROUTES if self._request("OPTIONS", r, None)[0] != _NOT_FOUND)
+            self.known[self.name] = capabilities_of(self.get("/server_info"), routes, self.endpoint.url)
+        return self.known[self.name]
 
     @property
     def name(self) -> str:
@@ -82,20 +92,17 @@ class WeightClient:
         check_succeeded([answer], self.endpoint.url + path)
         return answer
 
-    def offer(self, path: str, body: Mapping[str, Any]) -> bool:
-        """The same where the engine has this call; False where it does not."""
-        status, content = self._request("POST", path, body)
-        if status == _NOT_FOUND:
-            return False
-        check_succeeded([self._checked(path, status, content)], self.endpoint.url + path)
-        return True
-
     def get(self, path: str) -> dict[str, Any]:
         """A JSON object."""
         return as_object(self._checked(path, *self._request("GET", path, None)), path)
 
     def pause(self, mode: UpdatePause) -> None:
-        """Stop generating."""
+        """Stop generating.
+
+        Raises:
+            EngineError: it would not survive an update in this mode.
+        """
+        self.able.require_pause(mode, needed_by="the update of weights", place=self.endpoint.url)
         self.post("/pause_generation", {"mode": mode})
 
     def resume(self) -> None:
@@ -113,14 +120,9 @@ class WeightClient:
             try:
                 self.post("/flush_cache", {})
                 return
-            except EngineRequestError as error:
+            except EngineRequestError:
                 if time.monotonic() > end:
-                    raise EngineRequestError(
-                        error.message,
-                        place=self.endpoint.url,
-                        remedy="SGLang before 0.5.23 cannot forget its cache while requests wait to go on: "
-                        "pause with abort or in_place there",
-                    ) from error
+                    raise
             time.sleep(FLUSH_PAUSE_SECONDS)
 
     @property

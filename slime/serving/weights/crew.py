@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from slime.errors import SlimeError
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.weights.client import Deadline, WeightClient
+from slime.utils.capabilities import Capabilities
 
 Call: TypeAlias = Callable[[WeightClient], Any]
 
@@ -25,10 +26,18 @@ class Crew:
         failed: reason by engine name.
     """
 
-    def __init__(self, endpoints: Sequence[EngineEndpoint], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[EngineEndpoint],
+        deadline: Deadline,
+        known: dict[str, Capabilities] | None = None,
+    ) -> None:
+        """`known`: what engines can do, by name; what is asked now is added."""
         self.deadline = deadline
         self.failed: dict[str, str] = {}
-        self._clients = [WeightClient(endpoint, deadline) for endpoint in endpoints]
+        self._clients = [
+            WeightClient(endpoint, deadline, known if known is not None else {}) for endpoint in endpoints
+        ]
         self._threads = ThreadPoolExecutor(max(1, len(endpoints)), thread_name_prefix="slime-weights")
 
     @property

@@ -84,7 +84,11 @@ class DiskTransport:
             "source_dir": str(folder),
             "target_version": str(update.version),
         }
-        pulled = update.crew.each("pull", lambda engine: engine.offer("/pull_weights", body))
+
+        def pull_there(engine: WeightClient) -> bool:
+            return engine.able.pulls_weights and bool(engine.post("/pull_weights", body))
+
+        pulled = update.crew.each("pull", pull_there)
         if self._publisher.needs_local and not all(pulled.values()):
             pull(folder, self._local, str(update.version), self._checkpoint)
         for name, has_pulled in pulled.items():

@@ -17,6 +17,7 @@ from slime.serving.weights.outgoing import WireForm
 from slime.serving.weights.probe import Probe
 from slime.serving.weights.sync import UpdatePause, UpdateReport, WeightSource
 from slime.serving.weights.transport import Transport, Update, drain
+from slime.utils.capabilities import Capabilities
 
 KEPT_MEMORY = ["kv_cache", "cuda_graph"]
 """What engines that gave up memory take back after an update; their weights, before it."""
@@ -50,6 +51,7 @@ class EngineSync:
         self._endpoints: tuple[EngineEndpoint, ...] = ()
         self._wire: WireForm | None = None
         self._unproved: set[str] = set()
+        self._known: dict[str, Capabilities] = {}
 
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """Use these engines from now on, of those given whose weights are the trainer's.
@@ -64,7 +66,7 @@ class EngineSync:
         if chosen == self._endpoints:
             return
         self._unproved |= {endpoint.name for endpoint in chosen} - {e.name for e in self._endpoints}
-        self._endpoints, self._wire = chosen, None
+        self._endpoints, self._wire, self._known = chosen, None, {}
         self._transport.forget()
 
     def update(self, version: int, pause: UpdatePause, *, released: bool = False) -> UpdateReport:
@@ -85,7 +87,8 @@ class EngineSync:
                 self._probe.expected()
                 self._unproved.clear()
             return UpdateReport(metrics={})
-        crew = Crew(self._endpoints, Deadline(self._timeout, "weight update (--update-timeout)"))
+        deadline = Deadline(self._timeout, "weight update (--update-timeout)")
+        crew = Crew(self._endpoints, deadline, self._known)
         try:
             return self._update(crew, version, pause, released)
         finally:
@@ -144,9 +147,8 @@ class EngineSync:
         return self._wire
 
     def _session(self, call: str, crew: Crew) -> None:
-        """Servers before 0.5.23 have no such call, and take weights without."""
         if self._transport.has_session:
-            crew.each(call, lambda engine: engine.offer(f"/{call}", {}))
+            crew.each(call, lambda engine: engine.able.weight_sessions and engine.post(f"/{call}", {}))
 
     def _verify(self, crew: Crew, version: int) -> None:
         versions = crew.each("question for its version", lambda engine: engine.version)

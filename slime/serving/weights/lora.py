@@ -20,6 +20,7 @@ from slime.serving.weights.version_folder import version_path
 
 ADAPTER = "slime"
 """What engines call the adapter; ``lora_path`` of requests."""
+_FLAG = "--update-weight-transport lora"
 
 
 @runtime_checkable
@@ -47,7 +48,7 @@ class LoraTransport:
         if not isinstance(source, AdapterSource):
             raise ConfigError(
                 "lora moves adapters, and this trainer has none",
-                place="--update-weight-transport",
+                place=_FLAG,
                 remedy="train with --lora-rank, or choose another way",
             )
         self._source = source
@@ -66,7 +67,7 @@ class LoraTransport:
         if update.pause != "abort":
             raise ConfigError(
                 f"an adapter is not replaced under requests that go on (pause {update.pause})",
-                place="--update-weight-transport lora",
+                place=_FLAG,
                 remedy="use another transport: it sends the merged weights",
             )
         update.sent_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -78,6 +79,7 @@ class LoraTransport:
         folder = version_path(self._root, update.version)
 
         def load(engine: WeightClient) -> None:
+            engine.able.require("lora", needed_by=_FLAG, place=engine.endpoint.url)
             with contextlib.suppress(EngineRequestError):  # it has none yet; else loading is refused
                 engine.post("/unload_lora_adapter", {"lora_name": ADAPTER})
             engine.post("/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(folder)})

@@ -39,6 +39,7 @@ class Probe:
     def compare(self, crew: Crew) -> None:
         """Ask all engines; those that differ leave the crew."""
         expected = self.expected()
+        _compare_sums(crew)
         found = crew.each("log-probs of the probe", self._ask)
         for engine in crew.members:
             gap = _mean_gap(expected, found[engine.name])
@@ -63,6 +64,25 @@ class Probe:
             raise EngineError(
                 f"gave no log-probs of the prompt: {error!r}", place=engine.endpoint.url
             ) from error
+
+
+def _compare_sums(crew: Crew) -> None:
+    """Engines of one size hold the same bytes, where they can sum them."""
+    sums = crew.each("checksum of its weights", _sum)
+    seen: dict[int, tuple[str, str]] = {}
+    for engine in crew.members:
+        found = sums[engine.name]
+        if found is None:
+            continue
+        first, expected = seen.setdefault(engine.endpoint.world_size, (engine.name, found))
+        if found != expected:
+            crew.drop(engine, f"its weights are not those of {first}: checksums {found} and {expected}")
+
+
+def _sum(engine: WeightClient) -> str | None:
+    if not engine.able.checksums:
+        return None
+    return str(engine.post("/weights_checker", {"action": "checksum"}).get("per_engine_checksum"))
 
 
 def _mean_gap(first: Sequence[float], second: Sequence[float]) -> float:

@@ -110,7 +110,9 @@ class WeightsConfig:
         None, "folder of the engine's machine that deltas are applied in, and engines load from", "str"
     )
     custom_update_weight_post_write_path: str | None = flag(
-        None, "hook after a version of the weights is written to disk", "str"
+        None,
+        "hook (args, version_dir, rollout_engines) after a version of the weights is written to disk",
+        "str",
     )
     update_weights_interval: int = flag(1, "rollout steps between weight updates", "int", at_least=1)
     check_weight_update_equal: bool = flag(

@@ -14,6 +14,7 @@ from slime.config.device_sharing import OFFLOADS
 from slime.config.problem import Problem, dashed
 from slime.config.sections import EvalConfig, RewardConfig
 from slime.config.training_sections import AlgorithmConfig, CriticConfig
+from slime.config.weight_movement import unused_by_weights
 
 if TYPE_CHECKING:
     from slime.config import Config
@@ -73,6 +74,7 @@ def unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         _data,
         _evaluation,
         _engines,
+        unused_by_weights,
     )
     for table in tables:
         for dest, used, needs in table(config):

@@ -17,6 +17,7 @@ from slime.config.experts import experts
 from slime.config.plan import rollouts_per_optimizer_step
 from slime.config.problem import Check, Problem, dashed, listed
 from slime.config.unused import takes_groups, unused
+from slime.config.weight_movement import weight_movement
 from slime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -382,6 +383,7 @@ CHECKS_OF_FLAGS: tuple[Check, ...] = (
     asynchrony,
     devices,
     unused,
+    weight_movement,
     _incomplete,
     _incomplete_loss,
 )

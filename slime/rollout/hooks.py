@@ -57,6 +57,7 @@ CONTRACTS: dict[str, Contract] = {
     "custom_reward_post_process_path": Contract(("args", "samples")),
     "custom_convert_samples_to_train_data_path": Contract(("args", "samples")),
     "custom_advantage_function_path": Contract(("args", "rollout_data")),
+    "custom_update_weight_post_write_path": Contract(("args", "version_dir", "rollout_engines")),
     "rollout_data_postprocess_path": Contract(("args", "rollout_id", "rollout_data")),
     "custom_loss_function_path": Contract(("args", "batch", "logits", "sum_of_sample_mean")),
     "custom_tis_function_path": Contract(

@@ -1,6 +1,6 @@
 """From the flags of weight movement to a `WeightSync`.
 
-Invariant: the way is chosen by the rule of --update-weight-transport's help and nowhere else. Imported by the
+Invariant: a transport gets only what its way needs; the way is chosen in slime.config. Imported by the
 trainer's processes; knows no trainer, and no engine's process.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import cast
 
 from slime.config.serving_sections import WeightsConfig
+from slime.config.weight_movement import TransportName, choose_transport
 from slime.errors import ConfigError
 from slime.serving.endpoint import EngineKind
 from slime.serving.weights.client import WeightClient
@@ -30,17 +31,6 @@ from slime.serving.weights.shared import SharedWeights
 from slime.serving.weights.sync import WeightSource, WeightSync
 from slime.serving.weights.tensor import SharedFileTransport, TensorTransport
 from slime.serving.weights.transport import Transport
-
-TransportName: TypeAlias = Literal["tensor", "nccl", "disk", "lora"]
-
-
-def choose_transport(config: WeightsConfig, *, one_machine: bool) -> TransportName:
-    """The way that the flags ask for; else disk for deltas, tensor on one machine, nccl across machines."""
-    if config.update_weight_transport is not None:
-        return cast(TransportName, config.update_weight_transport)
-    if config.update_weight_mode == "delta":
-        return "disk"
-    return "tensor" if one_machine else "nccl"
 
 
 def make_weight_sync(

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from slime.config.serving_sections import WeightsConfig
 from slime.errors import ModelError
-from slime.serving.weights.factory import choose_transport, make_weight_sync
+from slime.serving.weights.factory import make_weight_sync
 from slime.serving.weights.shared import SharedWeights
 from tests.serving.weights.pool import ModelSource, engines, expected, scores
 from tests.serving.wire import ok
@@ -211,13 +211,6 @@ def test_ranks_that_talk_to_no_engine_go_through_the_weights_too(folder):
             assert sync.update(1, "abort").metrics == {}
         assert source.passes == 2
         assert scores(pool[0][1].url)[1] == "default"
-
-
-def test_the_way_is_chosen_by_mode_and_machine():
-    assert choose_transport(WeightsConfig(), one_machine=True) == "tensor"
-    assert choose_transport(WeightsConfig(), one_machine=False) == "nccl"
-    assert choose_transport(WeightsConfig(update_weight_mode="delta"), one_machine=True) == "disk"
-    assert choose_transport(WeightsConfig(update_weight_transport="nccl"), one_machine=True) == "nccl"
 
 
 def test_names_that_the_engines_checkpoint_lacks_are_told(folder):

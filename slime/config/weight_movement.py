@@ -1,0 +1,107 @@
+"""What the flags of weight movement need: the way that they come to, and the rules between them.
+
+Invariant: the rule by which a way is chosen stands here alone; what needs another machine or GPU is decided
+by who asks. Knows no torch, no engines and no transports.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+from slime.config.problem import Problem
+from slime.config.serving_sections import WeightsConfig
+
+if TYPE_CHECKING:
+    from slime.config import Config
+
+TransportName: TypeAlias = Literal["tensor", "nccl", "disk", "lora"]
+_DISK_DIR, _LOCAL_DIR = "--update-weight-disk-dir", "--update-weight-local-checkpoint-dir"
+_TRANSPORT = "--update-weight-transport"
+_CHECKSUM_PACKAGES = {"xxh3-128": "xxhash", "blake3": "blake3"}
+
+
+def choose_transport(config: WeightsConfig, *, one_machine: bool) -> TransportName:
+    """The way that the flags ask for; else disk for deltas, tensor on one machine, nccl across machines."""
+    if config.update_weight_transport is not None:
+        return cast(TransportName, config.update_weight_transport)
+    if config.update_weight_mode == "delta":
+        return "disk"
+    return "tensor" if one_machine else "nccl"
+
+
+def unused_by_weights(config: Config) -> list[tuple[str, object, str]]:
+    """Dest, whether it is used, what it needs."""
+    weights = config.weights
+    moves = not (config.train_only or config.run.debug_rollout_only)
+    way = choose_transport(weights, one_machine=True)
+    is_delta = weights.update_weight_mode == "delta"
+    files = f"{_TRANSPORT} disk or lora, or --update-weight-mode delta"
+    is_sglang = config.serving.rollout_engine == "sglang"
+    both = (
+        "update_weight_mode",
+        "update_weight_transport",
+        "update_weights_interval",
+        "check_weight_update_equal",
+    )
+    return [
+        *((dest, moves, "both an engine and a trainer") for dest in both),
+        *(
+            (dest, way in ("disk", "lora"), files)
+            for dest in (
+                "update_weight_disk_dir",
+                "update_weight_disk_keep_files",
+                "custom_update_weight_post_write_path",
+            )
+        ),
+        ("update_weight_local_checkpoint_dir", way == "disk", f"{_TRANSPORT} disk, or deltas"),
+        *(
+            (dest, is_delta, "--update-weight-mode delta")
+            for dest in ("update_weight_delta_encoding", "update_weight_delta_checksum")
+        ),
+        (
+            "update_weight_buffer_size",
+            way != "lora" and (way != "tensor" or is_sglang or weights.update_weight_transport is None),
+            "weights that travel in buckets: not adapters, nor the shared file of the embedded engine",
+        ),
+    ]
+
+
+def weight_movement(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    """What is missing for the way that was chosen, and what contradicts it."""
+    weights, way = config.weights, config.weights.update_weight_transport
+    is_delta = weights.update_weight_mode == "delta"
+    if is_delta and way not in (None, "disk"):
+        yield Problem(_TRANSPORT, f"{way} moves whole weights, and deltas go through files", "give disk")
+    if (is_delta or way in ("disk", "lora")) and weights.update_weight_disk_dir is None:
+        yield Problem(
+            _DISK_DIR, "is required by this transport", "name a folder that trainer and engines see"
+        )
+    if is_delta and weights.update_weight_local_checkpoint_dir is None:
+        yield Problem(
+            _LOCAL_DIR, "is required: deltas are applied there", "name a folder of the engines' machine"
+        )
+    if is_delta:
+        yield from _packages(weights.update_weight_delta_checksum)
+    if way == "lora":
+        yield from _adapters(config)
+
+
+def _packages(checksum: str) -> Iterator[Problem]:
+    for package in filter(None, ("zstandard", _CHECKSUM_PACKAGES.get(checksum))):
+        if importlib.util.find_spec(package) is None:
+            yield Problem(
+                "--update-weight-mode", f"delta needs the package {package}", "pip install 'slime[delta]'"
+            )
+
+
+def _adapters(config: Config) -> Iterator[Problem]:
+    if not config.train.lora_rank:
+        yield Problem(_TRANSPORT, "lora moves adapters, and none are trained", "give --lora-rank")
+    if config.is_fully_async and config.rollout.update_in_flight == "continue":
+        yield Problem(
+            _TRANSPORT,
+            "lora cannot replace an adapter under requests that go on behind the update",
+            "give --update-in-flight wait, or another transport: it sends the merged weights",
+        )

@@ -54,12 +54,17 @@ class Service:
 def service_for(args: Any, settings: Settings) -> Service:
     """The service of this process for a run's model and engine."""
     parsers = tuple(getattr(args, f"sglang_{kind}_parser", None) for kind in ("tool_call", "reasoning"))
-    return _service(settings, args.hf_checkpoint, get_model_url(args, endpoint=""), parsers)
+    replays = bool(getattr(args, "use_rollout_routing_replay", False))
+    return _service(settings, args.hf_checkpoint, get_model_url(args, endpoint=""), parsers, replays)
 
 
 @functools.cache
 def _service(
-    settings: Settings, model: str, engine_url: str, parsers: tuple[str | None, str | None]
+    settings: Settings,
+    model: str,
+    engine_url: str,
+    parsers: tuple[str | None, str | None],
+    replays_routes: bool,
 ) -> Service:
     kind = AnthropicAdapter if settings.agent == CLAUDE_CODE.name else OpenAIAdapter
     adapter = kind(
@@ -70,6 +75,7 @@ def _service(
         max_turns_per_sid=settings.max_turns,
         turn_cap_reply="final_turn",
         fork_threshold_tokens=settings.fork_threshold,
+        return_routed_experts=replays_routes,
     )
     is_local = settings.sandbox == "local"
     host, port = ("127.0.0.1", 0) if is_local else (settings.bind_host, settings.port)

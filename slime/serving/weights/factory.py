@@ -24,6 +24,7 @@ from slime.serving.weights.engine_sync import EngineSync
 from slime.serving.weights.full import FullPublisher
 from slime.serving.weights.layout import read_layout
 from slime.serving.weights.lora import ADAPTER, LoraTransport
+from slime.serving.weights.names import chained, checkpoint_names
 from slime.serving.weights.outgoing import Transform, WireForm
 from slime.serving.weights.probe import Probe
 from slime.serving.weights.quantise import quantiser_of, read_config
@@ -114,9 +115,10 @@ class _Run:
             return lambda engine: WireForm(None, engine.get("/server_info").get("dtype"))
         stored = read_layout(self.checkpoint)
         quantiser: Transform = quantiser_of(read_config(self.checkpoint), stored.keys())
+        transform = chained(checkpoint_names(self.checkpoint), quantiser)
         if self.config.update_weight_mode == "delta":
-            return lambda engine: WireForm(stored, None, quantiser)
-        return lambda engine: WireForm(stored, engine.get("/server_info").get("dtype"), quantiser)
+            return lambda engine: WireForm(stored, None, transform)
+        return lambda engine: WireForm(stored, engine.get("/server_info").get("dtype"), transform)
 
     def _root(self) -> Path:
         if self.config.update_weight_disk_dir is None:

@@ -95,6 +95,7 @@ class ScriptedEngine:
             model_type="scripted", architectures=["ScriptedForCausalLM"], tie_word_embeddings=False
         )
         self.takes_images = takes_images
+        self.tells_routes = False
         self.weight_version = "default"
         self.is_paused = False
         self.calls: list[ScriptedCall] = []

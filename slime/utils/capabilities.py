@@ -48,6 +48,7 @@ class Capabilities:
         pulls_weights: it applies changes from a folder.
         repeats_seeds: a `sampling_seed` gives the same tokens again.
         loads_route: where it tells how busy it is.
+        own_draft: it drafts by a model of another folder, which an update of the policy must not touch.
     """
 
     engine: Engine
@@ -62,6 +63,7 @@ class Capabilities:
     pulls_weights: bool
     repeats_seeds: bool
     loads_route: str
+    own_draft: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -128,9 +130,15 @@ def capabilities_of(server_info: Mapping[str, Any], routes: frozenset[str], plac
         pulls_weights="/pull_weights" in routes,
         repeats_seeds=is_embedded or bool(server_info.get("enable_deterministic_inference")),
         loads_route="/v1/loads" if is_newer or "/get_load" not in routes else "/get_load",
+        own_draft=_has_own_draft(server_info),
         tool_call_parser=server_info.get("tool_call_parser"),
         reasoning_parser=server_info.get("reasoning_parser"),
     )
+
+
+def _has_own_draft(server_info: Mapping[str, Any]) -> bool:
+    draft = server_info.get("speculative_draft_model_path")
+    return bool(server_info.get("speculative_algorithm") and draft and draft != server_info.get("model_path"))
 
 
 def _number(version: str) -> tuple[int, ...] | None:

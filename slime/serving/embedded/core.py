@@ -74,6 +74,11 @@ class EngineCore(Protocol):
         ...
 
     @property
+    def tells_routes(self) -> bool:
+        """Whether it tells the experts of tokens where asked."""
+        ...
+
+    @property
     def weight_version(self) -> str: ...
 
     @property

@@ -83,6 +83,11 @@ class Engine:
         self._stopping = False
         self._worker: threading.Thread | None = None
 
+    @property
+    def tells_routes(self) -> bool:
+        """Whether the model has experts."""
+        return self._runner.has_experts
+
     # --- life
 
     def start(self) -> None:

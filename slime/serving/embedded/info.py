@@ -79,6 +79,7 @@ async def server_info(request: web.Request) -> web.Response:
             "is_embedding": False,
             "quantization": None,
             "kv_cache_dtype": "auto",
+            "enable_return_routed_experts": state.engine.tells_routes,
             "schedule_policy": "fcfs",
             "disable_radix_cache": False,
             "tp_size": 1,

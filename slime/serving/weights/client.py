@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 FLUSH_SECONDS = 30.0
 FLUSH_PAUSE_SECONDS = 0.05
+FROM_DISK = "/update_weights_from_disk"
 _NOT_FOUND = 404
 
 
@@ -80,6 +81,25 @@ class WeightClient:
     def name(self) -> str:
         """The engine's name in the run."""
         return self.endpoint.name
+
+    def post_weights(self, path: str, body: Mapping[str, Any]) -> Any:
+        """`post` of weights of the policy, which a draft model of its own does not get.
+
+        Draft layers inside the policy's checkpoint share its weights and get them.
+
+        Raises:
+            EngineError: as `post`; or the route would load the policy into the draft model.
+        """
+        if not self.able.own_draft:
+            return self.post(path, body)
+        if path == FROM_DISK:
+            raise EngineError(
+                "an update from disk would load the policy into the draft model too",
+                place=self.endpoint.url,
+                remedy="--update-weight-transport tensor or nccl; or no draft model of its own",
+            )
+        target = {"selector": "target"} if self.able.weight_sessions else {"disable_draft_model": True}
+        return self.post(path, {**body, **target})
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """One call; an answer with ``success: false`` is a failure.

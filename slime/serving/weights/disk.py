@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from slime.serving.endpoint import EngineEndpoint
-from slime.serving.weights.client import WeightClient
+from slime.serving.weights.client import FROM_DISK, WeightClient
 from slime.serving.weights.delta.apply import pull
 from slime.serving.weights.sync import WeightSource
 from slime.serving.weights.transport import Update, drain
@@ -101,7 +101,7 @@ class DiskTransport:
         def load(engine: WeightClient) -> None:
             path = str(self._paths[engine.name])
             body = {"model_path": path, **update.naming(is_last=True)}
-            engine.post("/update_weights_from_disk", body)
+            engine.post_weights(FROM_DISK, body)
 
         update.crew.each("weights", load)
         if not self._keeps_files:

@@ -71,7 +71,7 @@ class DistributedTransport:
             "group_name": GROUP,
             **update.naming(is_last),
         }
-        calls = crew.start("weights", lambda e: e.post("/update_weights_from_distributed", body))
+        calls = crew.start("weights", lambda e: e.post_weights("/update_weights_from_distributed", body))
         timeout = crew.deadline.remaining / 2
 
         def broadcast() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from slime.errors import ConfigError
 from slime.serving.endpoint import EngineEndpoint
@@ -126,9 +127,9 @@ class EngineSync:
             crew.each("flush of the cache", WeightClient.flush)
         if released:
             crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
-        self._session("begin_weight_update", crew)
+        self._session(crew, lambda engine: engine.post_weights("/begin_weight_update", {}))
         self._transport.send(update)
-        self._session("end_weight_update", crew)
+        self._session(crew, lambda engine: engine.post("/end_weight_update", {}))
         if released:
             crew.each("memory of the cache", lambda engine: _take_back(engine, KEPT_MEMORY))
         self._verify(crew, update.version)
@@ -146,9 +147,9 @@ class EngineSync:
             self._wire = next(iter(forms.values()))
         return self._wire
 
-    def _session(self, call: str, crew: Crew) -> None:
+    def _session(self, crew: Crew, call: Callable[[WeightClient], Any]) -> None:
         if self._transport.has_session:
-            crew.each(call, lambda engine: engine.able.weight_sessions and engine.post(f"/{call}", {}))
+            crew.each("session of the update", lambda engine: engine.able.weight_sessions and call(engine))
 
     def _verify(self, crew: Crew, version: int) -> None:
         versions = crew.each("question for its version", lambda engine: engine.version)

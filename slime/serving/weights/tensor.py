@@ -153,4 +153,4 @@ def _post(engine: WeightClient, *, messages: _Messages, naming: dict[str, object
         "load_format": "flattened_bucket",
         **naming,
     }
-    engine.post(_PATH, body)
+    engine.post_weights(_PATH, body)

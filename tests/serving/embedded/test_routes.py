@@ -86,7 +86,8 @@ def test_the_answer_holds_them_where_sglang_puts_them(engine):
     assert len(decoded_routes(meta["routed_experts"])) == (3 + 6 - 1) * LAYERS * TOP_K
 
 
-def test_a_dense_model_has_none(tmp_path):
+def test_a_dense_model_has_none(tmp_path, engine):
     with running(tiny_model_dir(tmp_path / "dense")) as dense:
+        assert engine.tells_routes and not dense.tells_routes
         (update,) = generate(dense, [asking([40, 41, 42])])
     assert not update.more_meta and len(update.output_ids) == 6

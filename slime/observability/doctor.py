@@ -157,7 +157,7 @@ def _threads() -> str:
 
 
 def _file_name(name: str) -> str:
-    return name.replace(" ", "_")
+    return name.replace("/", "_").replace(" ", "_")
 
 
 def _read(path: Path) -> str:

@@ -6,52 +6,73 @@ Invariant: however the run ends, every process that it started is gone when `clo
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slime.backends.update import RolloutUpdate
 from slime.config import Config
 from slime.config.plan import Plan
-from slime.errors import DeadlineError
+from slime.errors import DeadlineError, EngineError
 from slime.observability.console import RunConsole
 from slime.observability.doctor import environment_of
 from slime.ray.batch import RolloutBatch
 from slime.ray.checkpoints import TRAINER, Checkpoint
+from slime.ray.delivery import Delivery, TrainerSharing
+from slime.ray.engine_pool import EnginePool
 from slime.ray.environment import actor_options
+from slime.ray.placement import Placement, merged
+from slime.ray.serving import (
+    EVALUATION,
+    ROLLOUT,
+    ServingPlan,
+    make_evaluation_pool,
+    make_pool,
+    plan_serving,
+    take_gpus,
+)
 from slime.ray.startup_check import check_log_probs
 from slime.ray.supervision import StopFlag, StopRequested, Supervisor
 from slime.ray.train_group import TrainGroup
+from slime.serving.endpoint import EngineEndpoint
+from slime.serving.weights.sync import UpdatePause, UpdateReport
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
 from slime.utils.parts import Part
 
 STOP_SECONDS = 20.0
 """What an actor gets to end its work: hooks in flight clean up their sandboxes in it."""
+CAUSE_SECONDS = 5.0
+"""What the death of an engine gets to show after a call to it failed."""
+REPORT_SECONDS = 30.0
+"""What a weight update gets beyond its deadline to tell which engines failed."""
+MANAGER = "slime.ray.rollout_manager.RolloutManager"
 
 
 class Actors:
-    """Engine, rollout manager and trainer of one run."""
+    """Engines, rollout manager and trainer of one run."""
 
     def __init__(self, config: Config, run_dir: Path, stop: StopFlag) -> None:
-        self._config = config = _on_shared_cores(config)
+        self._config = config
         self._run_dir = run_dir
         self._stop = stop
         self._supervisor = Supervisor(stop)
         self._deadline = config.run.phase_timeout
-        self._engine: Any = None
+        self._note: Callable[[str], None] = lambda text: None
         self._manager: Any = None
-        self._trainer: Any = None
-        self._evaluation_engine: Any = None
+        self._trainer: TrainGroup | None = None
         self._evaluation_manager: Any = None
-        self._weights_file = ""
+        self._placement: Placement | None = None
+        self._serving: ServingPlan
+        self._pool: EnginePool | None = None
+        self._evaluation_pool: EnginePool | None = None
+        self._version = 0
+        self._is_held = False
 
     @property
     def generates(self) -> bool:
-        """Whether there is an engine."""
+        """Whether there are engines."""
         return not self._config.train_only
 
     @property
@@ -65,11 +86,12 @@ class Actors:
         Raises:
             MismatchError: engine and trainer disagree.
         """
+        self._note = console.note
         self._launch(plan)
         if checkpoint is not None:
             self._restore(checkpoint, plan)
         self.synchronise(plan.first_rollout_step)
-        if self._engine is not None and self._trainer is not None and self._config.run.startup_check:
+        if self._pool is not None and self._trainer is not None and self._config.run.startup_check:
             console.note(self._check_log_probs())
 
     def _launch(self, plan: Plan) -> None:
@@ -79,38 +101,52 @@ class Actors:
         An actor is made empty and loads in `start`: an error there keeps its type and its message, while
         Ray turns one in a constructor into the actor's death.
         """
-        config = self._config
-        path = "slime.ray.rollout_manager.RolloutManager"
-        self._manager = self._actor("rollout manager", path, 8, config, str(self._run_dir))
+        self._serving = serving = plan_serving(self._config)
+        self._config = config = serving.config
+        logs = self._run_dir / "logs"
+        self._placement = take_gpus(serving, self._supervisor, self._deadline, self._note)
+        self._manager = self.make("rollout manager", MANAGER, 8, config, str(self._run_dir))
         manager = self._manager.start.remote()
         if self.generates:
-            log = str(self._run_dir / "logs" / "engine.log")
-            engine_path = "slime.ray.engine_actor.EngineActor"
-            self._engine = self._actor("engine", engine_path, 2, config, log, config.overlaps)
-            engine = self._engine.start.remote()
-            self._launch_evaluation(engine_path, path)
+            self._pool = make_pool(serving, self, logs, self._placement)
+            self._supervisor.look(self._pool.poll)
+            self._pool.begin_start()
+        if self.generates and self.trains:
+            self._evaluation_pool = make_evaluation_pool(serving, self, logs)
         if self.trains:
-            self._trainer = TrainGroup(config, plan, self._actor)
-            weights = self._trainer.call("start", self._meeting(self._trainer))
+            self._trainer = TrainGroup(config, plan, self._make_rank)
+            sharing = TrainerSharing(
+                shares_memory=self._shares_memory,
+                engine_dtype=serving.engine_dtype,
+                sleeps=serving.sharing.offload_train,
+            )
+            loaded = self._trainer.call("start", self._meeting(self._trainer), sharing)
         self._wait_at_start("start of the rollout manager", manager)
-        if self._engine is not None:
-            url = self._wait_at_start("start of the engine", engine)
-            self._wait_at_start("connection to the engine", self._manager.connect.remote(url))
+        if self._pool is not None:
+            self._pool.finish_start()
+            connected = self._manager.connect.remote(self._pool.addresses())
+            self._wait_at_start("connection to the engines", connected)
+        self._launch_evaluation()
         if self._trainer is not None:
-            self._weights_file = self._wait_at_start("start of the trainer", weights)
+            self._wait_at_start("start of the trainer", loaded)
 
-    def _launch_evaluation(self, engine_path: str, manager_path: str) -> None:
-        """An engine and a manager that only evaluate, where they are wanted."""
-        config = self._config
-        if not (config.evaluation.eval_own_engine and self.trains):
+    def _launch_evaluation(self) -> None:
+        """A manager that only evaluates, where there is an engine for it."""
+        pool = self._evaluation_pool
+        if pool is None:
             return
-        log = str(self._run_dir / "logs" / "evaluation_engine.log")
-        self._evaluation_engine = self._actor("evaluation engine", engine_path, 2, config, log, True)
-        self._evaluation_manager = self._actor("evaluation manager", manager_path, 4, config)
+        pool.begin_start()
+        self._evaluation_manager = self.make("evaluation manager", MANAGER, 4, self._config)
         loaded = self._evaluation_manager.start.remote()
-        url = self._wait_at_start("start of the evaluation engine", self._evaluation_engine.start.remote())
+        pool.finish_start()
         self._wait_at_start("start of the evaluation manager", loaded)
-        self._wait_at_start("its connection", self._evaluation_manager.connect.remote(url))
+        connected = self._evaluation_manager.connect.remote(pool.addresses())
+        self._wait_at_start("its connection", connected)
+
+    @property
+    def _shares_memory(self) -> bool:
+        """Whether engines map the weights of the trainer."""
+        return self._serving.kind == "embedded" and self._serving.one_machine and self.generates
 
     def _meeting(self, group: TrainGroup) -> int | None:
         """The port where the ranks of the trainer meet; None for one."""
@@ -119,8 +155,21 @@ class Actors:
         port: int = self._wait_at_start("meeting of the train processes", group.first.meet.remote())
         return port
 
-    def _actor(self, name: str, path: str, threads: int, *arguments: Any) -> Any:
-        """Make an actor of the class at `path`, and watch it; `watch` takes one of its `threads`."""
+    def make(
+        self,
+        name: str,
+        path: str,
+        threads: int,
+        *arguments: Any,
+        placed: Mapping[str, Any] | None = None,
+        vital: bool = True,
+    ) -> Any:
+        """Make an actor of the class at `path`; the end of a vital one ends the run.
+
+        Args:
+            threads: calls that run at the same time; `watch` takes one.
+            placed: Ray options of its place.
+        """
         import ray
 
         cls = load_function(path)
@@ -129,9 +178,16 @@ class Actors:
             repeatable=self._config.train.deterministic_mode,
             variables=environment_of(self._run_dir, name),
         )
-        actor = ray.remote(cls).options(**options).remote(*arguments)
-        self._supervisor.watch(name, actor.watch.remote())
+        actor = ray.remote(cls).options(**merged(options, placed or {})).remote(*arguments)
+        if vital:
+            self._supervisor.watch(name, actor.watch.remote())
         return actor
+
+    def _make_rank(self, name: str, path: str, threads: int, config: Config, plan: Plan, rank: int) -> Any:
+        placed: Mapping[str, Any] = {}
+        if self._placement is not None:
+            placed = self._placement.train_options(rank, config.train.actor_num_gpus_per_node)
+        return self.make(name, path, threads, config, plan, rank, placed=placed)
 
     def _restore(self, checkpoint: Checkpoint, plan: Plan) -> None:
         """Go on from a checkpoint; from another step than its next, with its weights and nothing else."""
@@ -144,10 +200,11 @@ class Actors:
             self._wait_at_start("loading the data position", self._manager.load.remote(first - 1))
 
     def _check_log_probs(self) -> str:
+        assert self._trainer is not None
         samples = self._wait_at_start("probe of the engine", self._manager.probe.remote())
         values = self._wait_at_start("log-probs of the probe", self._trainer.call("log_probs", samples))
         precision = self._wait_at_start("precision", self._trainer.first.precision.remote())
-        return check_log_probs(samples, values, {precision, self._config.engine.dtype})
+        return check_log_probs(samples, values, {precision, self._serving.engine_dtype})
 
     def generate(self, step: int, on_progress: Callable[[int], None]) -> RolloutBatch:
         """One rollout step."""
@@ -162,6 +219,7 @@ class Actors:
 
         def tick() -> None:
             on_progress(self._wait("progress", self._manager.progress.remote())[0])
+            self._mend()
 
         try:
             batch: RolloutBatch = self._wait(f"rollout step {step}", call, can_give_up=True, on_tick=tick)
@@ -173,18 +231,21 @@ class Actors:
     def evaluate(self, step: int) -> dict[str, float]:
         """One evaluation."""
         call = self._manager.evaluate.remote(step)
-        metrics: dict[str, float] = self._wait(f"evaluation after step {step}", call, can_give_up=True)
+        metrics: dict[str, float] = self._wait(
+            f"evaluation after step {step}", call, can_give_up=True, on_tick=self._mend
+        )
         return metrics
 
     @property
     def evaluates_aside(self) -> bool:
         """Whether evaluations have an engine of their own."""
-        return self._evaluation_engine is not None
+        return self._evaluation_pool is not None
 
     def begin_evaluate(self, step: int) -> Any:
         """Let an evaluation of the trainer's present weights begin on the engine of its own."""
-        call = self._evaluation_engine.update.remote(self._weights_file, step)
-        self._wait("weights of the evaluation engine", call)
+        assert self._evaluation_pool is not None
+        report = self._deliver(EVALUATION, self._evaluation_pool.endpoints, step, "abort")
+        self._raise_failures(report)
         return self._evaluation_manager.evaluate.remote(step)
 
     def evaluated(self, step: int, call: Any) -> dict[str, float]:
@@ -200,23 +261,88 @@ class Actors:
         return bool(done)
 
     def train(self, step: int, samples: Sequence[TrainSample]) -> RolloutUpdate:
-        """All optimizer steps of a rollout step; the engine holds still meanwhile, or has its own weights."""
-        if self._engine is not None and not self._config.overlaps:
-            self._wait("hold of the engine", self._engine.hold.remote())
+        """All optimizer steps of a rollout step; the engines hold still meanwhile, or have their own
+        weights."""
+        assert self._trainer is not None
+        if self._pool is not None and not self._config.overlaps:
+            self._pool.hold(release=self._serving.sharing.offload_rollout)
+            self._is_held = True
         update: RolloutUpdate = self._wait("training", self._trainer.call("train", step, samples))
+        self._version = step + 1
         return update
 
     def synchronise(self, version: int) -> dict[str, float]:
-        """Give the trainer's weights to the engine as policy `version`."""
-        if self._engine is None or self._trainer is None:
+        """Give the trainer's weights to the engines as policy `version`."""
+        self._version = version
+        if self._pool is None or self._trainer is None:
             return {}
         started = time.perf_counter()
         self._wait("rollouts before a weight update", self._manager.before_update.remote())
-        call = self._engine.update.remote(self._weights_file, version)
-        seconds = self._config.run.update_timeout
-        metrics: dict[str, float] = self._wait("weight update", call, seconds, flag="--update-timeout")
+        self._pool.pause_checks()
+        released = self._is_held and self._serving.sharing.offload_rollout
+        endpoints = self._pool.endpoints
+        report = self._deliver(ROLLOUT, endpoints, version, self._serving.pause, released=released)
+        self._is_held = False
+        self._leave_out(report)
+        self._mend()
+        self._pool.resume_checks()
         self._wait("news of a weight update", self._manager.weights_changed.remote(version))
-        return metrics | {"perf/update_weights_total_time": time.perf_counter() - started}
+        return {**report.metrics, "perf/update_weights_total_time": time.perf_counter() - started}
+
+    def _mend(self) -> None:
+        """Replace the engines that are lost, with the weights that the trainer has; it does nothing else
+        meanwhile.
+
+        Raises:
+            EngineError: one was replaced as often as it may be.
+        """
+        pool = self._pool
+        while pool is not None and pool.lost:
+            fresh = pool.replace()
+            report = UpdateReport(metrics={})
+            if self._trainer is not None:
+                report = self._deliver(ROLLOUT, fresh, self._version, "abort")
+            for endpoint in fresh:
+                if endpoint.name not in report.failed:
+                    pool.join(endpoint)
+            self._leave_out(report)
+
+    def _deliver(
+        self,
+        pool: str,
+        endpoints: tuple[EngineEndpoint, ...],
+        version: int,
+        pause: UpdatePause,
+        *,
+        released: bool = False,
+    ) -> UpdateReport:
+        """Let the trainer give its weights to engines."""
+        assert self._trainer is not None
+        delivery = Delivery(
+            way=self._serving.way(pool),
+            endpoints=endpoints,
+            version=version,
+            pause=pause,
+            released=released,
+        )
+        seconds = self._config.run.update_timeout + REPORT_SECONDS
+        call = self._trainer.call("deliver", delivery)
+        report: UpdateReport = self._wait("weight update", call, seconds, flag="--update-timeout")
+        return report
+
+    def _leave_out(self, report: UpdateReport) -> None:
+        """Engines that did not take the weights are lost, where engines are replaced; else the run ends."""
+        assert self._pool is not None
+        if not self._config.serving.use_fault_tolerance:
+            self._raise_failures(report)
+        for name, reason in report.failed.items():
+            self._pool.lose(name, f"weight update: {reason}")
+
+    def _raise_failures(self, report: UpdateReport) -> None:
+        if report.failed:
+            self._supervisor.raise_if_dead(CAUSE_SECONDS)
+            name, reason = next(iter(report.failed.items()))
+            raise EngineError(f"weight update: {reason}", place=f"engine {name}")
 
     def save(self, step_folder: Path) -> list[Part]:
         """Write the state of every process that has one, each into a folder of its own; returns the parts.
@@ -224,16 +350,16 @@ class Actors:
         A process writes below its folder what it wants and declares it (`slime.utils.parts.declare`), when it
         is on the disk; the manifest of the step then lists the parts of all.
         """
-        parts: list[Part] = self._wait("saving", self._trainer.call("save", str(step_folder / TRAINER)))
+        parts: list[Part] = self._wait("saving", self._ranks.call("save", str(step_folder / TRAINER)))
         return parts
 
     def save_hf(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
-        self._wait("export", self._trainer.call("save_hf", str(folder)))
+        self._wait("export", self._ranks.call("save_hf", str(folder)))
 
     def save_critic(self, folder: Path) -> None:
         """Write a Hugging Face folder of the critic."""
-        self._wait("export of the critic", self._trainer.call("save_critic", str(folder)))
+        self._wait("export of the critic", self._ranks.call("save_critic", str(folder)))
 
     def save_data_position(self, step: int) -> list[Part]:
         """Write the data source's state after `step`; returns its files."""
@@ -245,21 +371,41 @@ class Actors:
         if self._stop.requested:
             raise StopRequested("between steps")
 
+    @property
+    def _ranks(self) -> TrainGroup:
+        assert self._trainer is not None
+        return self._trainer
+
     def close(self) -> None:
         """End every process of the run."""
         import ray
 
         self._supervisor.unwatch_all()
-        own = (self._manager, self._engine, self._evaluation_manager, self._evaluation_engine)
-        actors = [actor for actor in own if actor is not None]
+        pools = [pool for pool in (self._pool, self._evaluation_pool) if pool is not None]
+        for pool in pools:
+            pool.stop_watching()
+        actors = [actor for actor in (self._manager, self._evaluation_manager) if actor is not None]
+        actors += [actor for pool in pools for actor in pool.actors]
         actors += self._trainer.actors if self._trainer is not None else []
         for actor in actors:
             ray.wait([actor.stop.remote()], timeout=STOP_SECONDS)
         for actor in actors:
             ray.kill(actor)
+        for pool in pools:
+            pool.close()
+        if self._placement is not None:
+            self._placement.remove()
 
     def _wait_at_start(self, name: str, reference: Any) -> Any:
         return self._wait(name, reference, can_give_up=True)
+
+    def wait_all(self, name: str, calls: Mapping[str, Any]) -> list[Any]:
+        """The results of calls of several actors, within the deadline of a phase."""
+        return self._supervisor.wait_all(name, calls, self._deadline, can_give_up=True)
+
+    def note(self, text: str) -> None:
+        """Tell the user."""
+        self._note(text)
 
     def _wait(self, name: str, reference: Any, deadline: float | None = None, **options: Any) -> Any:
         """The result of a call; of a call of all train processes, what the first of them gave."""
@@ -267,14 +413,3 @@ class Actors:
         if isinstance(reference, dict):
             return self._supervisor.wait_all(name, reference, seconds, **options)[0]
         return self._supervisor.wait(name, reference, seconds, **options)
-
-
-def _on_shared_cores(config: Config) -> Config:
-    """Half of the cores each for engine and trainer where they compute at once: two pools of threads that are
-    larger together than the machine stand in each other's way."""
-    if not config.overlaps:
-        return config
-    half, ranks = max(1, len(os.sched_getaffinity(0)) // 2), config.train.actor_num_gpus_per_node
-    engine = replace(config.engine, num_threads=config.engine.num_threads or half)
-    threads = config.train.train_num_threads or max(1, half // ranks)
-    return replace(config, engine=engine, train=replace(config.train, train_num_threads=threads))

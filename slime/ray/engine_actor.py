@@ -1,55 +1,81 @@
-"""The engine as an actor: owns the child process of the embedded engine and its weights.
+"""An engine as an actor, or one node's part of it: owns the server process.
 
-Invariant: the version that the engine reports is the version of the weights that it computes with: weights
-change only between `pause` and `resume`, and every change sets a version. An engine that works while the
-trainer does has a copy of the weights; else it computes with the trainer's own.
+Invariant: it speaks of the process only: which weights the engine has, and who asks it, others decide.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 import urllib.request
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime.config import Config
-from slime.errors import ConfigError
 from slime.observability.doctor import patient_of_environment
+from slime.ray.ports import EnginePorts, first_free, own_address
 from slime.rollout.loop import run_blocking
 from slime.serving.embedded.process import EngineProcess
+from slime.serving.endpoint import EngineKind
+from slime.serving.engine_specs import EngineSpec
+from slime.serving.server_process import ServerProcess
+from slime.serving.sglang.command import EngineLaunch
+from slime.serving.sglang.process import SGLangProcess
 from slime.utils.engine_client import EngineClient
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """Where an engine, or a part of it, listens.
+
+    Attributes:
+        host: address that it binds, and under which it is reached.
+        port: of the server; None takes any free one.
+        ports: all of an SGLang engine.
+        node_rank, nnodes: which part of how many; the first part answers requests.
+        meeting: host:port where the parts meet.
+    """
+
+    host: str = LOOPBACK
+    port: int | None = None
+    ports: EnginePorts | None = None
+    node_rank: int = 0
+    nnodes: int = 1
+    meeting: str | None = None
 
 
 class EngineActor:
-    """Starts `slime serve` and moves weights into it.
+    """Starts an engine and watches it.
 
     No method is a coroutine: Ray would then run all of them on one event loop, and `watch` would block it.
     """
 
-    def __init__(self, config: Config, log_file: str, copies: bool) -> None:
-        """`copies`: compute with a copy of the weights instead of the trainer's own."""
+    def __init__(self, config: Config, kind: EngineKind, spec: EngineSpec, log_file: str) -> None:
         self._config = config
-        self._copies = copies
+        self._kind = kind
+        self._spec = spec
         self._log_file = Path(log_file)
         self._ready = threading.Event()
         self._patient = patient_of_environment(self.describe)
+        self._process: ServerProcess
 
-    def start(self) -> str:
+    def address(self) -> str:
+        """IP address of this machine."""
+        return own_address()
+
+    def free_ports(self, start: int, count: int) -> int | None:
+        """First port of so many in a row that are free on this machine."""
+        return first_free(start, count)
+
+    def start(self, stand: Stand) -> str:
         """Start the engine; returns its base URL.
 
         Raises:
             EngineError: it did not start; holds the end of its log.
         """
-        model = self._config.model.hf_checkpoint
-        if model is None:
-            raise ConfigError("the engine needs a model", place="--hf-checkpoint")
-        engine = self._config.engine
-        if self._config.train.deterministic_mode:
-            engine = replace(engine, enable_deterministic_inference=True)
-        self._process = EngineProcess(model, engine, self._log_file)
-        self._client = EngineClient(self._process.url)
+        self._process = self._embedded(stand) if self._kind == "embedded" else self._sglang(stand)
         self._ready.set()
         return self._process.url
 
@@ -62,54 +88,59 @@ class EngineActor:
         """What the engine has in flight, as it says itself."""
         if not self._ready.is_set():
             return "the engine is starting"
+        who = f"the engine process {self._process.pid}"
         if not self._process.is_alive:
-            return f"the engine process {self._process.pid} is gone"
+            return f"{who} is gone"
         try:
             with urllib.request.urlopen(self._process.url + "/v1/loads", timeout=5.0) as answer:
                 load = json.load(answer)["loads"][0]
-        except (OSError, ValueError) as error:
-            return f"the engine process {self._process.pid} does not answer: {error}"
+        except (OSError, ValueError, LookupError) as error:
+            return f"{who} does not tell its load: {error}"
         requests = f"{load['num_running_reqs']} requests running, {load['num_waiting_reqs']} waiting"
-        return f"the engine process {self._process.pid} at {self._process.url}: {requests}"
+        return f"{who} at {self._process.url}: {requests}"
 
-    def hold(self) -> None:
-        """Stop generating and give up key-value memory: the trainer is about to change the weights."""
-        run_blocking(_hold(self._client))
+    def hold(self, release: bool) -> None:
+        """Stop generating; with `release`, give up memory too: the trainer is about to need it."""
+        run_blocking(_hold(EngineClient(self._process.url), release))
 
-    def update(self, weights_file: str, version: int) -> dict[str, float]:
-        """Take the weights in the shared file as `version`, and go on generating; returns metrics."""
-        started = time.perf_counter()
-        update = _update_in_flight if self._copies else _update
-        run_blocking(update(self._client, weights_file, version))
-        return {"perf/update_weights_time": time.perf_counter() - started}
+    def log_tail(self) -> str:
+        """The end of the engine's log."""
+        return self._process.log_tail() if self._ready.is_set() else ""
 
     def stop(self) -> None:
-        """End the child process."""
-        self._process.stop()
+        """End the process."""
+        if self._ready.is_set():
+            self._process.stop()
+
+    def _embedded(self, stand: Stand) -> ServerProcess:
+        port = stand.port if stand.ports is None else stand.ports.http
+        engine = replace(self._config.engine, host=stand.host, port=port, **self._spec.settings)
+        if self._config.train.deterministic_mode:
+            engine = replace(engine, enable_deterministic_inference=True)
+        return EngineProcess(self._spec.model_path, engine, self._log_file)
+
+    def _sglang(self, stand: Stand) -> ServerProcess:
+        assert stand.ports is not None
+        config, serving, spec = self._config, self._config.serving, self._spec
+        pipeline = int(config.sglang.get("pp_size", 1))
+        launch = EngineLaunch(
+            model_path=spec.model_path,
+            host=stand.host,
+            port=stand.ports.http,
+            nccl_port=stand.ports.nccl,
+            seed=config.model.seed + spec.ordinal,
+            tp_size=spec.num_gpus // pipeline,
+            pp_size=pipeline,
+            nnodes=stand.nnodes,
+            node_rank=stand.node_rank,
+            dist_init_addr=stand.meeting,
+            flags=config.sglang,
+            overrides=spec.settings,
+        )
+        return SGLangProcess(launch, self._log_file, python=serving.sglang_python)
 
 
-async def _hold(client: EngineClient) -> None:
+async def _hold(client: EngineClient, release: bool) -> None:
     await client.pause("abort")
-    await client.release_memory()
-
-
-async def _update(client: EngineClient, weights_file: str, version: int) -> None:
-    await client.pause("abort")
-    await client.begin_weight_update()
-    await client.update_weights_from_tensor(
-        [weights_file], load_format="shared_memory", weight_version=str(version), flush_cache=True
-    )
-    await client.end_weight_update()
-    await client.resume_memory()
-    await client.resume()
-
-
-async def _update_in_flight(client: EngineClient, weights_file: str, version: int) -> None:
-    """What runs goes on behind the update with the keys and values that it has."""
-    await client.pause("in_place")
-    await client.begin_weight_update()
-    await client.update_weights_from_tensor(
-        [weights_file], load_format="shared_memory_copy", weight_version=str(version), flush_cache=True
-    )
-    await client.end_weight_update()
-    await client.resume()
+    if release:
+        await client.release_memory()

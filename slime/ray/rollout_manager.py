@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,12 @@ class RolloutManager:
         if has_rewards and self._args.load_debug_rollout_data is None:
             check_reward_source(self._args, dataset.samples if dataset is not None else None)
 
-    def connect(self, engine_url: str) -> None:
-        """Use the engine at this URL from now on."""
-        host, _, port = engine_url.removeprefix("http://").rpartition(":")
-        self._args = self._args.with_values(sglang_router_ip=host, sglang_router_port=int(port))
+    def connect(self, addresses: Mapping[str, tuple[str, int]]) -> None:
+        """Ask engines there from now on: host and port by model, the default one first."""
+        host, port = next(iter(addresses.values()))
+        self._args = self._args.with_values(
+            sglang_router_ip=host, sglang_router_port=port, sglang_model_routers=dict(addresses)
+        )
 
     def watch(self) -> str:
         """Lasts as long as the actor is wanted."""

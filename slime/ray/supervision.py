@@ -64,14 +64,33 @@ class Supervisor:
         self._stop = stop
         self._poll = poll
         self._watches: dict[Any, str] = {}
+        self._looks: list[Callable[[], None]] = []
 
     def watch(self, name: str, reference: Any) -> None:
         """Treat the end of `reference` (a call that lasts as long as its actor) as the death of `name`."""
         self._watches[reference] = name
 
+    def look(self, at: Callable[[], None]) -> None:
+        """Call `at` again and again during every wait; what it raises ends the wait."""
+        self._looks.append(at)
+
     def unwatch_all(self) -> None:
         """Stop watching: the actors are about to be stopped on purpose."""
         self._watches.clear()
+        self._looks.clear()
+
+    def raise_if_dead(self, seconds: float) -> None:
+        """Give a death that explains a failure a moment to show.
+
+        Raises:
+            ActorDiedError: a watched actor ended within `seconds`.
+        """
+        import ray
+
+        if self._watches:
+            done, _ = ray.wait([*self._watches], num_returns=1, timeout=seconds)
+            for reference in done:
+                self._report_death(reference)
 
     def wait(self, name: str, reference: Any, deadline: float, **options: Any) -> Any:
         """The result of `reference`; see `wait_all`."""
@@ -132,13 +151,15 @@ class Supervisor:
                     f"{name} is not done after {deadline:g} s",
                     remedy=f"raise {flag}, or see the logs",
                 )
+            for look in self._looks:
+                look()
             if on_tick is not None:
                 on_tick()
         return [results[process] for process in references]
 
     def _result_or_cause(self, name: str, process: str, reference: Any, pending: dict[Any, str]) -> Any:
         try:
-            return _result(_named(name, process), reference)
+            return result_of(_named(name, process), reference)
         except SlimeError as error:
             if isinstance(error, EngineError):
                 self._report_deaths_within(DEATH_SECONDS)
@@ -169,7 +190,7 @@ class Supervisor:
                     self._report_death(reference)
                 process = pending.pop(reference)
                 try:
-                    _result(_named(name, process), reference)
+                    result_of(_named(name, process), reference)
                 except SlimeError as error:
                     failures[process] = error
         causes = [failure for failure in failures.values() if not isinstance(failure, RankLostError)]
@@ -186,7 +207,7 @@ class Supervisor:
 
     def _report_death(self, reference: Any) -> None:
         name = self._watches[reference]
-        how = _result(name, reference)
+        how = result_of(name, reference)
         raise ActorDiedError(str(how), place=name)
 
 
@@ -194,7 +215,7 @@ def _named(name: str, process: str) -> str:
     return f"{name}, {process}" if process else name
 
 
-def _result(name: str, reference: Any) -> Any:
+def result_of(name: str, reference: Any) -> Any:
     """`ray.get` whose errors are ours, with the remote cause."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError

@@ -36,9 +36,14 @@ from slime.config import Config
 from slime.config.plan import Plan
 from slime.errors import CheckpointError
 from slime.observability.doctor import patient_of_environment
+from slime.ray.delivery import Delivery, TrainerSharing, Way
 from slime.rollout.hooks import load_hook
 from slime.rollout.inflight import IN_FLIGHT
+from slime.serving.weights.disk import AfterWrite
+from slime.serving.weights.factory import make_weight_sync
+from slime.serving.weights.probe import TOLERANCE, Probe
 from slime.serving.weights.shared import SharedWeights
+from slime.serving.weights.sync import UpdateReport, WeightSync
 from slime.train.batch import TrainSample
 from slime.train.carry import Carry, Waiting, from_json, to_json
 from slime.utils.parts import Part, declare, files_below
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 CRITIC = "critic"
 """Folder of the critic's state inside the trainer's."""
+PROBE_TOKENS = 32
+"""Length of the row by which engines are compared with the trainer."""
 WAITING = "waiting.json"
 """File there of the rows that wait for a full optimizer step."""
 
@@ -84,7 +91,9 @@ class TrainActor:
         self._plan = plan
         self._stopped = threading.Event()
         self._patient = patient_of_environment(IN_FLIGHT.describe)
+        self._sharing = TrainerSharing(shares_memory=False, engine_dtype="float32", sleeps=False)
         self._weights: SharedWeights | None = None
+        self._syncs: dict[Way, WeightSync] = {}
         self._waiting: Sequence[Waiting] = ()
 
     def meet(self) -> int:
@@ -93,12 +102,13 @@ class TrainActor:
         return self._store.port
 
     @on_one_thread
-    def start(self, port: int | None = None) -> str:
-        """Load the model; returns the path under which an engine on this machine maps the weights.
+    def start(self, port: int | None, sharing: TrainerSharing) -> None:
+        """Load the model.
 
         Args:
             port: where several ranks meet, from `meet` of the first.
         """
+        self._sharing = sharing
         self._hooks = load_hooks(self._config.args(), load_hook)
         device = local_device(self.ranks)
         if port is not None:
@@ -106,9 +116,10 @@ class TrainActor:
             join(self.ranks, store, device=device, timeout=self._timeout)
         self._trainer = _trainer(self._config, self._plan, self._hooks, self.ranks, device)
         self._critic = _critic(self._config, self._plan, self.ranks, device)
-        self._weights = _shared_weights(self._trainer, self.ranks)
-        self._publish()
-        return str(self._weights.path) if self._weights else ""
+        if sharing.shares_memory:
+            self._weights = _shared_weights(self._trainer, self.ranks)
+            self._publish()
+        self._rest()
 
     def watch(self) -> str:
         """Lasts as long as the actor is wanted."""
@@ -135,8 +146,8 @@ class TrainActor:
             policy_version=step if self._config.keeps_rollouts else 0,
         )
         self._waiting = update.waiting
-        self._trainer.sleep()
         self._publish()
+        self._rest()
         seconds = time.perf_counter() - started
         tokens = sum(len(sample.tokens) for sample in samples)
         timing = {"perf/train_time": seconds, "perf/actor_train_tok_per_s": tokens / seconds}
@@ -145,9 +156,23 @@ class TrainActor:
     @on_one_thread
     def log_probs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
         """Log-probs of the response tokens under the current weights."""
+        self._trainer.wake()
         values = self._trainer.log_probs(samples)
-        self._trainer.sleep()
+        self._rest()
         return values
+
+    @on_one_thread
+    def deliver(self, delivery: Delivery) -> UpdateReport:
+        """Give the weights to engines; what failed is in the report.
+
+        Raises:
+            ModelError: the weights are not those of the engines' model.
+        """
+        sync = self._syncs.get(delivery.way)
+        if sync is None:
+            sync = self._syncs[delivery.way] = self._make_sync(delivery.way)
+        sync.connect(delivery.endpoints)
+        return sync.update(delivery.version, delivery.pause, released=delivery.released)
 
     @on_one_thread
     def save(self, folder: str) -> list[Part]:
@@ -195,7 +220,9 @@ class TrainActor:
         self._publish()
 
     def stop(self) -> None:
-        """Give up the shared weights and let `watch` return."""
+        """Give up what is shared with engines and let `watch` return."""
+        for sync in self._syncs.values():
+            sync.close()
         if self._weights is not None:
             self._weights.unlink()
         self._stopped.set()
@@ -211,8 +238,46 @@ class TrainActor:
         alone = step < self._plan.critic_only_rollout_steps
         return CriticTraining(critic=self._critic, epochs=self._plan.critic_epochs, alone=alone)
 
+    def _make_sync(self, way: Way) -> WeightSync:
+        folder = self._config.model.hf_checkpoint or ""
+        return make_weight_sync(
+            self._config.weights,
+            source=self._trainer,
+            engine_kind=way.kind,
+            hf_checkpoint=folder,
+            timeout=self._config.run.update_timeout,
+            one_machine=way.one_machine,
+            is_first=self.ranks.is_first,
+            shared=self._weights,
+            aliases=way.aliases,
+            after_write=self._after_write(),
+            probe=self._probe() if self._config.weights.check_weight_update_equal else None,
+        )
+
+    def _after_write(self) -> AfterWrite | None:
+        """The user's hook behind a version on disk."""
+        path = self._config.weights.custom_update_weight_post_write_path
+        if path is None:
+            return None
+        hook, args = load_hook(path, "custom_update_weight_post_write_path"), self._config.args()
+        return lambda folder, endpoints: hook(args, str(folder), list(endpoints))
+
+    def _probe(self) -> Probe:
+        """Some tokens of the vocabulary, in the order of their numbers."""
+        tokens = range(min(PROBE_TOKENS, self._trainer.vocabulary))
+        score = lambda row: self._trainer.log_probs([_unrewarded(row)])[0]  # noqa: E731
+        precisions = {self._trainer.precision, self._sharing.engine_dtype}
+        return Probe(score, tokens, TOLERANCE["bfloat16" if "bfloat16" in precisions else "float32"])
+
+    def _rest(self) -> None:
+        """Give up the device until the next call, where engines need it."""
+        if self._sharing.sleeps:
+            self._trainer.sleep()
+
     def _publish(self) -> None:
         """Copy the weights to where the engine maps them, where they do not live there."""
+        if not self._sharing.shares_memory:
+            return
         for name, weight in self._trainer.weights():
             view = self._weights.views[name] if self._weights else weight
             if weight.data_ptr() != view.data_ptr():
@@ -252,6 +317,21 @@ def _shared_weights(trainer: TorchTrainer, ranks: Ranks) -> SharedWeights | None
         trainer.alias_parameters(weights.views)
     weights.hide()
     return weights
+
+
+def _unrewarded(tokens: Sequence[int]) -> TrainSample:
+    """A row whose tokens but the first are a response."""
+    length = len(tokens) - 1
+    return TrainSample(
+        index=0,
+        rollout_id=0,
+        group_index=0,
+        tokens=tuple(tokens),
+        response_length=length,
+        loss_mask=(1,) * length,
+        rollout_log_probs=None,
+        reward=0.0,
+    )
 
 
 def _critic(config: Config, plan: Plan, ranks: Ranks, device: torch.device) -> Critic | None:

@@ -57,7 +57,6 @@ CONTRACTS: dict[str, Contract] = {
     "custom_reward_post_process_path": Contract(("args", "samples")),
     "custom_convert_samples_to_train_data_path": Contract(("args", "samples")),
     "custom_advantage_function_path": Contract(("args", "rollout_data")),
-    "custom_update_weight_post_write_path": Contract(("args", "version_dir", "rollout_engines")),
     "rollout_data_postprocess_path": Contract(("args", "rollout_id", "rollout_data")),
     "custom_loss_function_path": Contract(("args", "batch", "logits", "sum_of_sample_mean")),
     "custom_tis_function_path": Contract(
@@ -71,6 +70,7 @@ CONTRACTS: dict[str, Contract] = {
             "response_lengths",
         ),
     ),
+    "custom_update_weight_post_write_path": Contract(("args", "version_dir", "rollout_engines")),
     "custom_pg_loss_reducer_function_path": Contract(
         ("total_lengths", "response_lengths", "masks", "per_token")
     ),

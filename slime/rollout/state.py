@@ -24,6 +24,7 @@ _BUILT_FROM = (
     "sglang_router_ip",
     "sglang_router_port",
     "sglang_server_concurrency",
+    "use_fault_tolerance",
     "rollout_temperature",
     "rollout_top_p",
     "rollout_top_k",
@@ -75,8 +76,10 @@ class GenerateState(metaclass=_RebuiltMeta):
 
     @functools.cached_property
     def engine(self) -> EngineClient:
-        """Client of the engine or router."""
-        return EngineClient(engine_url(self.args))
+        """Client of the engine or router; where engines are replaced, calls wait for the new one."""
+        replaced = getattr(self.args, "use_fault_tolerance", False)
+        patience = float(getattr(self.args, "rollout_timeout", None) or 0.0) if replaced else 0.0
+        return EngineClient(engine_url(self.args), patience=patience)
 
     @property
     def semaphore(self) -> asyncio.Semaphore:

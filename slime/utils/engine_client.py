@@ -9,6 +9,7 @@ aiohttp is imported at the first request.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -84,13 +85,15 @@ class EngineClient:
 
     Args:
         retries: tries after the first, where a retry can help.
+        patience: seconds in which tries go on beyond that number: engines that are replaced come back.
         backoff: seconds before the first retry; doubles up to 5 s, half of it random.
     """
 
-    def __init__(self, url: str, *, retries: int = 5, backoff: float = 0.25) -> None:
+    def __init__(self, url: str, *, retries: int = 5, backoff: float = 0.25, patience: float = 0.0) -> None:
         self.url = url.rstrip("/")
         self._retries = retries
         self._backoff = backoff
+        self._patience = patience
         self._is_engine = False
         self._listing: _Listing | None = None
         self._capabilities: dict[str, Capabilities] = {}
@@ -427,18 +430,18 @@ class EngineClient:
         headers: dict[str, str],
         on_tokens: OnTokens | None,
     ) -> Any:
-        url = self.url
-        for attempt in range(self._retries + 1):
+        url, give_up_at = self.url, time.monotonic() + self._patience
+        for attempt in itertools.count():
             try:
                 url = target if isinstance(target, str) else await target(attempt)
                 return await self._once(method, url, body, headers, on_tokens)
             except TransientError as error:
-                if attempt == self._retries:
+                if attempt >= self._retries and time.monotonic() >= give_up_at:
                     raise EngineUnavailableError(
                         f"{error} ({attempt + 1} tries)", place=url, remedy="see the log of the engine"
                     ) from error
-            await asyncio.sleep(min(self._backoff * 2**attempt, 5.0) * random.uniform(0.5, 1.0))
-        raise AssertionError("unreachable: the last try returns or raises")
+            await asyncio.sleep(min(self._backoff * 2.0 ** min(attempt, 16), 5.0) * random.uniform(0.5, 1.0))
+        raise AssertionError("unreachable: attempts have no end")
 
     async def _once(
         self,

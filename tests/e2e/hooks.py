@@ -53,6 +53,12 @@ async def dawdles(args, sample, sampling_params):
     return sample
 
 
+async def ambles(args, sample, sampling_params):
+    """Takes long enough for an engine to die meanwhile."""
+    await asyncio.sleep(random.SystemRandom().uniform(0, 1.0))
+    return await generate(args, sample, sampling_params)
+
+
 async def slow(args, sample, sampling_params):
     await asyncio.sleep(600)
 

@@ -184,8 +184,8 @@ def test_an_engine_that_is_killed_in_a_weight_update_ends_the_run_with_its_log(w
     try:
         until_step(life, world.folder / "update" / "metrics.jsonl", 1)
         engine = process_of(life, "slime.cli serve")
-        owner = process_of(life, "EngineActor")
-        wait_for("an update", lambda: "EngineActor.update" in " ".join(owner.cmdline()), poll=0.0)
+        owner = process_of(life, "TrainActor")
+        wait_for("an update", lambda: "TrainActor.deliver" in " ".join(owner.cmdline()), poll=0.0)
         engine.kill()
         assert life.process.wait(timeout=60) == FAILED
         wait_for("the end of all processes", lambda: not marked(life.mark), 20)

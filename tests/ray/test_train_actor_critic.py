@@ -5,6 +5,7 @@ import torch
 
 from slime.config import load_config
 from slime.errors import CheckpointError
+from slime.ray.delivery import TrainerSharing
 from slime.ray.train_actor import TrainActor
 from tests.backends.rollouts import group_samples
 from tests.tiny import tiny_model_dir
@@ -26,7 +27,7 @@ def make_actor(tmp_path_factory):
             ]
         )
         actor = TrainActor(config, config.plan(None))
-        actor.start()
+        actor.start(None, TrainerSharing(shares_memory=True, engine_dtype="float32", sleeps=True))
         actors.append(actor)
         return actor
 

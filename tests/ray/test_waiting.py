@@ -3,6 +3,7 @@
 import pytest
 
 from slime.config import load_config
+from slime.ray.delivery import TrainerSharing
 from slime.ray.train_actor import TrainActor
 from tests.backends.rollouts import group_samples
 from tests.tiny import tiny_model_dir
@@ -23,7 +24,7 @@ def config(tmp_path_factory):
 
 def started(config):
     actor = TrainActor(config, config.plan(None))
-    actor.start()
+    actor.start(None, TrainerSharing(shares_memory=True, engine_dtype="float32", sleeps=True))
     return actor
 
 

@@ -161,6 +161,12 @@ class TorchTrainer:
             view.copy_(parameter.detach())
             parameter.data = view
 
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model knows."""
+        size: int = self._model.module.config.vocab_size
+        return size
+
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[list[float]]:
         """Log-probs of all response tokens, one list a sample, under the current or the reference model.
 

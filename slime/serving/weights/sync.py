@@ -47,8 +47,12 @@ class WeightSync(Protocol):
         """Use these engines from now on; called again whenever the pool changes."""
         ...
 
-    def update(self, version: int, pause: UpdatePause) -> UpdateReport:
-        """Pause, move the weights of the moment as policy `version`, continue."""
+    def update(self, version: int, pause: UpdatePause, *, released: bool = False) -> UpdateReport:
+        """Pause, move the weights of the moment as policy `version`, continue; all ranks call it.
+
+        Args:
+            released: the engines gave up memory before; they take it back.
+        """
         ...
 
     def close(self) -> None:

@@ -1,0 +1,377 @@
+"""The engines of a run as one object: started, watched, replaced, ended; registered at their routers.
+
+Invariant: an engine that is lost is out of its router before anything else happens, and one that replaces it
+is asked only after it was given weights (`join`). Runs in the driver's process; knows no trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from slime.config import Config
+from slime.errors import EngineError, SlimeError
+from slime.ray.engine_actor import LOOPBACK, Stand
+from slime.ray.health import HealthMonitor, HealthTimes, RestartBudget
+from slime.ray.layout import EngineSeat
+from slime.ray.placement import Placement
+from slime.ray.ports import FIRST_PORT, PortBook
+from slime.ray.routers import Routers, host_and_port
+from slime.serving.endpoint import EngineEndpoint, EngineKind
+from slime.serving.engine_specs import EngineSpec, start_waves, with_encoders
+from slime.serving.external import ExternalEngine
+
+ACTOR = "slime.ray.engine_actor.EngineActor"
+THREADS = 4
+"""Of an engine's actor: `start` or `hold`, `watch`, questions about its ports and its log."""
+
+
+PORTS_OF_RUN, RUNS = 64, 256
+
+
+class Hands(Protocol):
+    """What a pool needs of the run that it belongs to."""
+
+    def make(
+        self, name: str, path: str, threads: int, *arguments: Any, placed: Mapping[str, Any], vital: bool
+    ) -> Any:
+        """An actor; the end of a vital one ends the run."""
+        ...
+
+    def wait_all(self, name: str, calls: Mapping[str, Any]) -> list[Any]:
+        """Results of calls by actor, within the deadline of a phase."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Tell the user."""
+        ...
+
+
+@dataclass
+class Engine:
+    """One engine of ours.
+
+    Attributes:
+        parts: its actors, one a node; the first answers requests.
+        stands: where each listens; kept when it is replaced.
+        ends: of each, a call that lasts as long as it does.
+        lost: why it is gone; None while it is there.
+    """
+
+    spec: EngineSpec
+    parts: list[Any] = field(default_factory=list)
+    stands: list[Stand] = field(default_factory=list)
+    ends: list[Any] = field(default_factory=list)
+    endpoint: EngineEndpoint | None = None
+    lost: str | None = None
+
+
+class EnginePool:
+    """Engines of one kind.
+
+    Args:
+        replaces: engines that are lost are replaced, --rollout-engine-restarts times each; else they end
+            the run.
+        placement: whose seats the engines take, in the order of `specs`; None where there are no GPUs.
+        externals: engines of others, beside or instead of ours; one that is lost is not replaced.
+        label: of the actors, before the engine's name.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        kind: EngineKind,
+        specs: Sequence[EngineSpec],
+        hands: Hands,
+        routers: Routers | None,
+        logs: Path,
+        *,
+        externals: Sequence[ExternalEngine] = (),
+        replaces: bool = False,
+        placement: Placement | None = None,
+        label: str = "engine",
+    ) -> None:
+        self._config, self._kind, self._hands, self._routers = config, kind, hands, routers
+        self._logs, self._replaces, self._placement, self._label = logs, replaces, placement, label
+        self._engines = {spec.name: Engine(spec) for spec in specs}
+        seats: Sequence[EngineSeat | None] = [None] * len(specs) if placement is None else placement.engines
+        self._seats = dict(zip(self._engines, seats, strict=True))
+        self._externals = {external.endpoint.name: external for external in externals}
+        self._lost_externals: set[str] = set()
+        self._ports = PortBook(_first_port() if placement is None else FIRST_PORT)
+        self._budget = RestartBudget(config.serving.rollout_engine_restarts)
+        self._failures: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._health: HealthMonitor | None = None
+        self._waves = list(start_waves(specs))
+        self._starting: dict[str, Any] = {}
+
+    @property
+    def endpoints(self) -> tuple[EngineEndpoint, ...]:
+        """Of the engines that are there, in their order."""
+        ours = [e.endpoint for e in self._engines.values() if e.endpoint is not None and e.lost is None]
+        others = [e.endpoint for n, e in self._externals.items() if n not in self._lost_externals]
+        return (*ours, *others)
+
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        """Host and port by model.
+
+        Without routers, of the only engine.
+        """
+        if self._routers is not None:
+            return self._routers.addresses()
+        endpoint = self.endpoints[0]
+        return {endpoint.model: host_and_port(endpoint.url)}
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Names of the engines that are gone and not replaced yet."""
+        return tuple(name for name, engine in self._engines.items() if engine.lost is not None)
+
+    @property
+    def actors(self) -> list[Any]:
+        """All of them."""
+        return [part for engine in self._engines.values() for part in engine.parts]
+
+    def begin_start(self) -> None:
+        """Let the first engines start, while other things do."""
+        if self._waves:
+            self._launch(self._waves.pop(0))
+
+    def finish_start(self) -> None:
+        """Wait until all engines answer, and let them join.
+
+        Raises:
+            EngineError: one did not start; holds the end of its log.
+        """
+        self._arrive()
+        while self._waves:
+            self._launch(self._waves.pop(0))
+            self._arrive()
+        if self._replaces:
+            self._health = self._monitor()
+        for endpoint in self.endpoints:
+            self.join(endpoint)
+        if self._routers is not None:
+            self._routers.start()
+
+    def hold(self, *, release: bool) -> None:
+        """Our engines stop generating and, with `release`, give up memory.
+
+        Raises:
+            EngineError: one cannot; with `replaces`, it is lost instead.
+        """
+        self.pause_checks()
+        for name, call in self._calls("hold", release).items():
+            try:
+                self._hands.wait_all("hold of the engines", {name: call})
+            except SlimeError as error:
+                if not self._replaces:
+                    raise
+                self.lose(name, error.message)
+
+    def pause_checks(self) -> None:
+        """Generation is about to stop; health checks ask only whether processes answer."""
+        if self._health is not None:
+            self._health.pause()
+
+    def resume_checks(self) -> None:
+        """Generation goes on."""
+        if self._health is not None:
+            self._health.resume()
+
+    def poll(self) -> None:
+        """Take note of engines that ended or failed; with `replaces`, they are lost from now on."""
+        import ray
+
+        ends = {end: name for name, e in self._engines.items() if e.lost is None for end in e.ends}
+        if ends:
+            done, _ = ray.wait(list(ends), num_returns=len(ends), timeout=0)
+            for end in done:
+                self.lose(ends[end], _how_it_ended(end))
+        while not self._failures.empty():
+            self.lose(*self._failures.get())
+        for text in self._routers.poll() if self._routers is not None else ():
+            self._hands.note(f"warning: {text}")
+
+    def lose(self, name: str, reason: str) -> None:
+        """This engine is gone, or what it has is not known: nobody asks it any more, and it ends."""
+        endpoint = next((one for one in self.endpoints if one.name == name), None)
+        if endpoint is None:
+            return
+        if self._health is not None:
+            self._health.forget(name)
+        if self._routers is not None:
+            self._routers.remove(endpoint)
+        self._hands.note(f"warning: engine {name} is lost: {reason}")
+        if endpoint.is_external:
+            self._lost_externals.add(name)
+        else:
+            self._end(self._engines[name], reason)
+        if not self.endpoints and not self.lost:
+            raise EngineError(f"all engines are lost; the last one: {reason}", place=f"engine {name}")
+
+    def replace(self) -> tuple[EngineEndpoint, ...]:
+        """Start anew what is lost; the new engines have the weights of their folder, and join nobody yet.
+
+        Raises:
+            EngineError: an engine was replaced as often as it may be, or its replacement did not start.
+        """
+        wanted = [self._engines[name] for name in self.lost]
+        for engine in wanted:
+            assert engine.lost is not None
+            left = self._budget.take(engine.spec.name, engine.lost)
+            self._hands.note(f"engine {engine.spec.name} is started again ({left} times more)")
+            if self._placement is not None:
+                self._seats[engine.spec.name] = self._placement.relocate(engine.spec.name)
+        self._launch([engine.spec for engine in wanted])
+        self._arrive()
+        return tuple(engine.endpoint for engine in wanted if engine.endpoint is not None)
+
+    def join(self, endpoint: EngineEndpoint) -> None:
+        """Let requests go to an engine that has its weights."""
+        if self._routers is not None:
+            self._routers.add(endpoint, self._bootstrap_port(endpoint))
+        if self._health is not None:
+            self._health.watch(endpoint)
+
+    def stop_watching(self) -> None:
+        """Engines are about to end on purpose."""
+        if self._health is not None:
+            self._health.stop()
+
+    def close(self) -> None:
+        """End the routers; the actors are ended by whoever made them."""
+        if self._routers is not None:
+            self._routers.close()
+
+    def _end(self, engine: Engine, reason: str) -> None:
+        import ray
+
+        engine.lost = reason
+        for part in engine.parts:
+            ray.kill(part)
+
+    def _bootstrap_port(self, endpoint: EngineEndpoint) -> int | None:
+        if endpoint.name in self._externals:
+            return self._externals[endpoint.name].bootstrap_port
+        ports = self._engines[endpoint.name].stands[0].ports
+        return ports.bootstrap if ports is not None else None
+
+    def _launch(self, specs: Sequence[EngineSpec]) -> None:
+        for spec in specs:
+            engine = self._engines[spec.name]
+            engine.spec = with_encoders(spec, [e for e in self.endpoints if e.worker_type == "encoder"])
+            engine.parts = [self._make(engine, part) for part in range(self._number_of_parts(spec.name))]
+            engine.stands = self._stands(engine)
+            for index, (part, stand) in enumerate(zip(engine.parts, engine.stands, strict=True)):
+                self._starting[_part_name(spec.name, index)] = part.start.remote(stand)
+
+    def _arrive(self) -> None:
+        """Wait for what was launched."""
+        calls, self._starting = self._starting, {}
+        urls = dict(zip(calls, self._hands.wait_all("start of the engines", calls), strict=True))
+        for name, engine in self._engines.items():
+            if name in urls:
+                engine.endpoint = engine.spec.endpoint(urls[name], self._kind)
+                engine.lost = None
+                if engine.stands == [Stand()]:
+                    engine.stands = [Stand(port=host_and_port(urls[name])[1])]
+
+    def _make(self, engine: Engine, part: int) -> Any:
+        spec, seat = engine.spec, self._seats[engine.spec.name]
+        file = self._logs / f"{_file_name(self._label, spec, part, len(self._engines))}.log"
+        placed = {} if self._placement is None or seat is None else self._placement.engine_options(seat, part)
+        name = self._label if len(self._engines) == 1 else f"{self._label} {_part_name(spec.name, part)}"
+        actor = self._hands.make(
+            name,
+            ACTOR,
+            THREADS,
+            self._config,
+            self._kind,
+            spec,
+            str(file),
+            placed=placed,
+            vital=not self._replaces,
+        )
+        if self._replaces:
+            engine.ends = [*engine.ends[:part], actor.watch.remote()]
+        return actor
+
+    def _number_of_parts(self, name: str) -> int:
+        seat = self._seats[name]
+        return 1 if seat is None else len(seat.parts)
+
+    def _stands(self, engine: Engine) -> list[Stand]:
+        """Where the parts listen: as before, or at ports that are free on their machines."""
+        if engine.stands and self._placement is None:
+            return engine.stands
+        if self._placement is None and self._kind == "embedded":
+            return [Stand()]
+        alone = self._placement is None
+        hosts = [LOOPBACK] if alone else self._ask(engine, "address")
+        stands: list[Stand] = []
+        for rank, (host, part) in enumerate(zip(hosts, engine.parts, strict=True)):
+
+            def free(start: int, count: int, part: Any = part) -> int | None:
+                found: list[int | None] = self._hands.wait_all(
+                    "free ports", {engine.spec.name: part.free_ports.remote(start, count)}
+                )
+                return found[0]
+
+            ports = self._ports.engine(host, free)
+            meeting = f"{host}:{ports.dist_init}" if rank == 0 else stands[0].meeting
+            stands.append(Stand(host=host, ports=ports, node_rank=rank, nnodes=len(hosts), meeting=meeting))
+        return stands
+
+    def _ask(self, engine: Engine, question: str) -> list[Any]:
+        calls = {
+            _part_name(engine.spec.name, index): getattr(part, question).remote()
+            for index, part in enumerate(engine.parts)
+        }
+        return self._hands.wait_all(f"{question} of an engine", calls)
+
+    def _calls(self, method: str, *arguments: Any) -> dict[str, Any]:
+        return {
+            name: getattr(engine.parts[0], method).remote(*arguments)
+            for name, engine in self._engines.items()
+            if engine.lost is None
+        }
+
+    def _monitor(self) -> HealthMonitor:
+        serving = self._config.serving
+        times = HealthTimes(
+            interval=serving.rollout_health_check_interval,
+            timeout=serving.rollout_health_check_timeout,
+            first_wait=serving.rollout_health_check_first_wait,
+        )
+        return HealthMonitor((), lambda failure: self._failures.put((failure.engine, str(failure))), times)
+
+
+def _first_port() -> int:
+    """Where a run on one machine looks for ports: not where other runs do, since what is free when it is
+    looked for may not be so when it is used."""
+    return FIRST_PORT + PORTS_OF_RUN * (os.getpid() % RUNS)
+
+
+def _how_it_ended(end: Any) -> str:
+    """What the watch of an engine returned, or how its actor died."""
+    from slime.ray.supervision import result_of
+
+    try:
+        return str(result_of("engine", end))
+    except SlimeError as error:
+        return error.message
+
+
+def _part_name(name: str, part: int) -> str:
+    return name if part == 0 else f"{name} node {part}"
+
+
+def _file_name(label: str, spec: EngineSpec, part: int, engines: int) -> str:
+    words = [label.replace(" ", "_")]
+    words += [] if engines == 1 else [spec.name.replace("/", "_")]
+    return "_".join([*words, *([str(part)] if part else [])])

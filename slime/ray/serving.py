@@ -1,0 +1,253 @@
+"""From flags to what serves rollouts: topology, seats on GPUs, routers, the pool of engines.
+
+Invariant: everything that is wrong with a topology or with external engines is told before a process starts.
+Knows no trainer, and nothing of what happens in a run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from slime.config import Config
+from slime.config.device_sharing import DeviceSharing, share_devices
+from slime.config.passthrough import table_of
+from slime.config.serving_sections import ServingConfig
+from slime.ray.delivery import Way
+from slime.ray.engine_pool import EnginePool, Hands
+from slime.ray.layout import Layout, SlotGroup
+from slime.ray.placement import Placement, is_placed, layout_of_run, place
+from slime.ray.ports import own_address
+from slime.ray.routers import Routers
+from slime.ray.supervision import Supervisor
+from slime.serving.endpoint import EngineKind
+from slime.serving.engine_specs import EngineSpec, plan_engines
+from slime.serving.external import Expected, ExternalEngine, discover
+from slime.serving.overrides import EmbeddedRules, OverrideRules, SglangRules
+from slime.serving.topology import Topology, single_model
+from slime.serving.topology_yaml import Given, read_topology
+from slime.serving.weights.sync import UpdatePause
+
+ROLLOUT, EVALUATION = "rollout", "evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingPlan:
+    """What will serve.
+
+    Attributes:
+        config: with the threads that each engine and the trainer get.
+        externals: engines that run already, instead of ours.
+    """
+
+    config: Config
+    kind: EngineKind
+    sharing: DeviceSharing
+    layout: Layout
+    is_placed: bool
+    topology: Topology
+    externals: tuple[ExternalEngine, ...] = ()
+
+    @property
+    def specs(self) -> tuple[EngineSpec, ...]:
+        """Engines that are to be started."""
+        if self.externals or not self.generates:
+            return ()
+        return plan_engines(self.topology, first_gpu=self.layout.rollout_offset)
+
+    @property
+    def generates(self) -> bool:
+        """Whether anything serves."""
+        return not self.config.train_only
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether engines and trainer share memory, as far as is known."""
+        return not self.externals and not self.is_placed
+
+    @property
+    def pause(self) -> UpdatePause:
+        """What becomes of requests in flight at an update: where rollouts go on over it they continue, with
+        keys and values of the older weights at the embedded engine and anew at SGLang."""
+        if not self.config.overlaps:
+            return "abort"
+        return "in_place" if self.kind == "embedded" else "retract"
+
+    @property
+    def engine_dtype(self) -> str:
+        """What the engines compute in, as far as the flags say."""
+        if self.kind == "embedded":
+            return self.config.engine.dtype
+        dtype = str(self.config.sglang.get("dtype", "auto"))
+        return "bfloat16" if dtype == "auto" else dtype
+
+    def way(self, pool: str) -> Way:
+        """How weights reach a pool."""
+        takes_turns = pool == ROLLOUT and not self.config.overlaps
+        aliases = self.kind == "embedded" and self.one_machine and takes_turns
+        return Way(pool=pool, kind=self.kind, one_machine=self.one_machine, aliases=aliases)
+
+
+def plan_serving(config: Config) -> ServingPlan:
+    """Look at flags, files, external engines and the cluster.
+
+    Raises:
+        ConfigError: a topology that cannot be, engines that do not fit, too few GPUs.
+        EngineUnavailableError: an external engine does not answer.
+    """
+    sharing = share_devices(config)
+    layout = layout_of_run(config, sharing)
+    placed = is_placed(layout, config.serving.place_on_gpus)
+    sharing = share_devices(config, on_gpus=placed)
+    kind = cast(EngineKind, config.serving.rollout_engine)
+    externals = _externals(config)
+    if externals:
+        kind = externals[0].endpoint.kind
+    topology = topology_of(config, sharing)
+    engines = topology.num_engines
+    if kind == "embedded" and not placed:
+        config = _on_shared_cores(config, max(1, engines))
+    return ServingPlan(
+        config=config,
+        kind=kind,
+        sharing=sharing,
+        layout=layout,
+        is_placed=placed,
+        topology=topology,
+        externals=externals,
+    )
+
+
+def topology_of(config: Config, sharing: DeviceSharing) -> Topology:
+    """The models and their groups of servers, by --sglang-config or by counts.
+
+    Raises:
+        ConfigError: with every problem of the file.
+    """
+    serving, folder = config.serving, config.model.hf_checkpoint or ""
+    if serving.sglang_config is None:
+        return single_model(
+            folder,
+            num_gpus=sharing.rollout_gpus,
+            num_gpus_per_engine=serving.rollout_num_gpus_per_engine,
+            prefill_engines=serving.prefill_num_servers or 0,
+        )
+    given = Given(
+        model_path=folder,
+        rules=_rules(serving),
+        num_gpus=serving.rollout_num_gpus,
+        num_gpus_per_engine=serving.rollout_num_gpus_per_engine,
+        trains=not config.run.debug_rollout_only,
+    )
+    topology, _ = read_topology(serving.sglang_config, given)
+    return topology
+
+
+def slot_groups(topology: Topology) -> list[SlotGroup]:
+    """What the groups take of the GPUs, in their order."""
+    return [
+        SlotGroup(
+            name=f"{model.name}/{number}",
+            gpus=group.num_gpus,
+            gpus_per_engine=group.num_gpus_per_engine,
+            is_placeholder=group.worker_type == "placeholder",
+        )
+        for model in topology.models
+        for number, group in enumerate(model.groups)
+    ]
+
+
+def take_gpus(
+    plan: ServingPlan, supervisor: Supervisor, deadline: float, note: Callable[[str], None]
+) -> Placement | None:
+    """The GPUs of the run; None where it takes none.
+
+    Raises:
+        DeadlineError: the cluster did not have them in time.
+    """
+    if not plan.is_placed:
+        return None
+    serving = plan.config.serving
+    return place(
+        plan.layout,
+        slot_groups(plan.topology) if plan.specs else [],
+        name=f"slime-{os.getpid()}",
+        ranks_per_node=plan.config.train.actor_num_gpus_per_node,
+        gpus_per_node=serving.num_gpus_per_node,
+        supervisor=supervisor,
+        deadline=deadline,
+        note=note,
+    )
+
+
+def make_pool(plan: ServingPlan, hands: Hands, logs: Path, placement: Placement | None) -> EnginePool:
+    """The engines that rollouts ask."""
+    config = plan.config
+    restarts = config.serving.rollout_engine_restarts
+    replaces = config.serving.use_fault_tolerance
+    routers = Routers(
+        config,
+        plan.topology,
+        plan.kind,
+        logs,
+        host=own_address() if plan.is_placed else None,
+        restarts=restarts if replaces else None,
+    )
+    return EnginePool(
+        config,
+        plan.kind,
+        plan.specs,
+        hands,
+        routers,
+        logs,
+        externals=plan.externals,
+        replaces=replaces,
+        placement=placement,
+    )
+
+
+def make_evaluation_pool(plan: ServingPlan, hands: Hands, logs: Path) -> EnginePool | None:
+    """An engine that only evaluates, where one is wanted."""
+    config = plan.config
+    if not config.evaluation.eval_own_engine or config.run.debug_rollout_only:
+        return None
+    model = single_model(config.model.hf_checkpoint or "", num_gpus=1)
+    specs = [replace(spec, name=EVALUATION) for spec in plan_engines(model)]
+    return EnginePool(config, plan.kind, specs, hands, None, logs, label="evaluation engine")
+
+
+def _rules(serving: ServingConfig) -> OverrideRules:
+    if serving.rollout_engine == "embedded":
+        return EmbeddedRules()
+    return SglangRules(table_of("sglang", serving.sglang_python))
+
+
+def _externals(config: Config) -> tuple[ExternalEngine, ...]:
+    addresses = config.serving.rollout_external_engine_addrs
+    if addresses is None or config.train_only:
+        return ()
+    expected = Expected(
+        model_path=config.model.hf_checkpoint,
+        context_length=config.rollout.rollout_max_context_len,
+        settings=config.sglang,
+        num_gpus=config.serving.rollout_num_gpus,
+        takes_weights=not config.run.debug_rollout_only,
+    )
+    return discover(addresses, expected)
+
+
+def _on_shared_cores(config: Config, engines: int) -> Config:
+    """Each engine its share of the cores, and half of them for all where trainer and engines compute at once:
+    pools of threads that are larger together than the machine stand in each other's way."""
+    cores, ranks = len(os.sched_getaffinity(0)), config.train.actor_num_gpus_per_node
+    if not config.overlaps and engines == 1:
+        return config
+    shared = max(1, cores // 2) if config.overlaps else cores
+    engine = replace(config.engine, num_threads=config.engine.num_threads or max(1, shared // engines))
+    if not config.overlaps:
+        return replace(config, engine=engine)
+    threads = config.train.train_num_threads or max(1, shared // ranks)
+    return replace(config, engine=engine, train=replace(config.train, train_num_threads=threads))

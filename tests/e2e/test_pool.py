@@ -1,0 +1,90 @@
+"""Runs with several engines: behind a router, started by others, and replaced when they are killed."""
+
+import re
+
+import pytest
+
+from slime.config.sections import EngineConfig
+from slime.serving.embedded.process import EngineProcess
+from tests.e2e.kills import Life, marked, steps_logged, until
+
+GAP = "train/train_rollout_logprob_abs_diff"
+
+
+def steps_of(world, name):
+    return [row for row in world.metrics(name) if "train/loss" in row]
+
+
+def check(world, name, steps):
+    """All steps are there, trained on what engines with the trainer's weights sampled, and add up."""
+    rows = steps_of(world, name)
+    assert len(rows) == steps
+    for row in rows:
+        names = ("submitted", "trained", "failed", "requeued")
+        count = {name: row[f"rollout/accounting/{name}"] for name in names}
+        assert count["trained"] == 16
+        assert count["submitted"] == count["trained"] + count["failed"] + count["requeued"]
+        assert row[GAP] < 1e-4
+    return rows
+
+
+def test_two_engines_behind_a_router_have_the_weights_of_every_step(world):
+    text = world.train("two", rollout_num_gpus=2, num_rollout=3, check_weight_update_equal=True)
+    check(world, "two", 3)
+    logs = world.folder / "two" / "logs"
+    served = [path for path in logs.glob("engine*.log") if "ready" in path.read_text()]
+    assert len(served) == 2, text
+
+
+@pytest.mark.parametrize("transport", ["nccl", "disk"])
+def test_engines_of_others_are_used_as_found_and_left_running(world, tmp_path, transport):
+    engines = [
+        EngineProcess(str(world.model), EngineConfig(num_threads=1), tmp_path / f"{number}.log")
+        for number in range(2)
+    ]
+    try:
+        addresses = [engine.url.removeprefix("http://") for engine in engines]
+        folder = tmp_path / "weights" if transport == "disk" else None
+        world.train(
+            f"external-{transport}",
+            rollout_external_engine_addrs=addresses,
+            update_weight_transport=transport,
+            update_weight_disk_dir=folder,
+            engine_num_threads=None,
+        )
+        check(world, f"external-{transport}", 2)
+        assert all(engine.is_alive for engine in engines)
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_an_engine_that_is_killed_is_replaced_and_nothing_is_lost(world, engines):
+    name = f"killed-{engines}"
+    flags = world.flags(
+        name,
+        rollout_num_gpus=engines,
+        num_rollout=6,
+        use_fault_tolerance=True,
+        custom_generate_function_path="tests.e2e.hooks.ambles",
+    )
+    life = Life(flags, world.folder / f"{name}.log")
+    try:
+        until(life, lambda: steps_logged(world.folder / name / "metrics.jsonl") >= 1)
+        victim = next(process for process in marked(life.mark) if serves(process))
+        victim.kill()
+        assert life.process.wait(300) == 0, life.log.read_text()
+        assert marked(life.mark) == []
+    finally:
+        life.kill()
+    text = life.log.read_text()
+    assert re.search("is lost: .*(was killed by signal 9|Cannot connect)", text), text
+    assert "is started again (2 times more)" in text
+    check(world, name, 6)
+
+
+def serves(process):
+    """Whether this is an engine, and not what guards one."""
+    words = process.cmdline()
+    return words[1:4] == ["-m", "slime.cli", "serve"]

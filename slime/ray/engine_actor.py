@@ -134,6 +134,7 @@ class EngineActor:
             nnodes=stand.nnodes,
             node_rank=stand.node_rank,
             dist_init_addr=stand.meeting,
+            return_routed_experts=config.algorithm.use_rollout_routing_replay,
             flags=config.sglang,
             overrides=spec.settings,
         )

@@ -152,6 +152,7 @@ async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOut
         check_can_take_back(source)
     state = GenerateState(args)
     state.reset()
+    await _check_engines(args, state)
     policy = Synchronous(
         int(getattr(args, "over_sampling_batch_size", None) or args.rollout_batch_size),
         partial=bool(getattr(args, "partial_rollout", False)),
@@ -162,6 +163,17 @@ async def _train_step(args: Any, step: int, source: Source) -> RolloutFnTrainOut
         async with scheduler:
             batch = await scheduler.collect(step)
     return output_of(batch, state)
+
+
+async def _check_engines(args: Any, state: GenerateState) -> None:
+    """What the flags need of engines is asked before anything is generated.
+
+    Raises:
+        EngineError: an engine lacks it.
+    """
+    if getattr(args, "use_rollout_routing_replay", False):
+        for url, able in (await state.engine.capabilities()).items():
+            able.require("routed_experts", needed_by="--use-rollout-routing-replay", place=url)
 
 
 def limits_of(args: Any, max_staleness: int | None = None, late_percentile: float = 1.0) -> Limits:

@@ -7,6 +7,7 @@ import pytest
 
 from slime.errors import (
     ConfigError,
+    EngineError,
     HookError,
     RolloutFailedError,
 )
@@ -62,6 +63,13 @@ def test_a_step_gives_the_wanted_groups_rewarded_and_ready_to_train():
     assert all(row.votes and row.reward == row.response_length for row in rows)
     assert count(output, "trained") == count(output, "submitted") == 12
     assert output.metrics["perf/rollout_phase/generate/max"] > 0.0
+
+
+def test_a_step_that_is_to_replay_routes_begins_only_where_engines_tell_them():
+    with scripted() as server:
+        with pytest.raises(EngineError, match="has no routes of experts, which --use-rollout-routing-replay"):
+            step(server, ListSource(size=2), use_rollout_routing_replay=True)
+        assert not server.engine.calls
 
 
 def test_law_1_the_training_ids_are_the_engines_answer_behind_the_prompt():

@@ -28,7 +28,7 @@ def test_a_stop_ends_the_answer_under_way_and_then_the_agent(path):
         with entered(scope):
             server.adapter.open_session(SID)
         connection = start(server, body, path=path)
-        wait_for(lambda: scope.calls)
+        wait_for(lambda: server.engine.calls)
         wait_for(lambda: server.engine.stats.used_tokens > len(server.engine.calls[0].input_ids) + 2)
         asyncio.run(scope.stop(10.0))
         first = json.loads(connection.getresponse().read())

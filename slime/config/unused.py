@@ -36,6 +36,7 @@ _HEALTH_FLAGS = (
     "rollout_health_check_first_wait",
     "rollout_engine_restarts",
 )
+_ROUTER_FLAGS = ("sglang_router_ip", "sglang_router_port")
 _CRITIC_FLAGS = (
     "lambd",
     "value_clip",
@@ -75,6 +76,7 @@ def unused(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         _evaluation,
         _engines,
         unused_by_weights,
+        _routers,
     )
     for table in tables:
         for dest, used, needs in table(config):
@@ -301,6 +303,26 @@ def _evaluation(config: Config) -> list[Rule]:
 def _engines(config: Config) -> list[Rule]:
     is_sglang = config.serving.rollout_engine == "sglang"
     return _all_need([f"sglang_{field}" for field in config.sglang], is_sglang, "--rollout-engine sglang")
+
+
+def _routers(config: Config) -> list[Rule]:
+    serving = config.serving
+    found = serving.sglang_router_ip is not None and serving.sglang_config is None
+    own = serving.rollout_external_engine_addrs is None
+    flags = [*(f"router_{field}" for field in config.router), "sglang_router_request_timeout_secs"]
+    return [
+        *_all_need(flags, not found, "a router of its own (no --sglang-router-ip)"),
+        *_all_need(
+            ("sglang_config", "prefill_num_servers"),
+            own,
+            "engines of its own (no --rollout-external-engine-addrs)",
+        ),
+        *_all_need(
+            (*flags, *_ROUTER_FLAGS, "sglang_config", "prefill_num_servers", "rollout_external_engine_addrs"),
+            not config.train_only,
+            "an engine (no --debug-train-only or --load-debug-rollout-data)",
+        ),
+    ]
 
 
 def _uses_pass_rates(config: Config) -> bool:

@@ -76,6 +76,7 @@ def _files_exist(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             )
     files: list[tuple[str, str | None]] = [("--prompt-data", path) for path in listed(data.prompt_data)]
     files += [("--eval-config", config.evaluation.eval_config)]
+    files += [("--sglang-config", config.serving.sglang_config)]
     files += [("--eval-prompt-data", path) for path in (config.evaluation.eval_prompt_data or [])[1::2]]
     for name, file in files:
         if file is not None and not Path(file.split("@[")[0]).is_file():
@@ -108,6 +109,7 @@ def _contradictions(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         ("use_rollout_routing_replay", "custom_convert_samples_to_train_data_path"),
         ("calculate_per_token_loss", "loss_aggregation"),
         ("eval_config", "eval_prompt_data"),
+        ("sglang_config", "prefill_num_servers"),
     ):
         if first in given and second in given:
             yield Problem(dashed(first), f"contradicts {dashed(second)}", "give one of them")
@@ -189,6 +191,8 @@ def _incomplete(config: Config, given: frozenset[str]) -> Iterator[Problem]:
         )
     if reward.rm_type is not None and "remote_rm" in reward.rm_type and reward.rm_url is None:
         yield Problem("--rm-type", "remote_rm needs --rm-url", "the URL that scores a response")
+    if config.serving.sglang_router_ip is not None and config.serving.sglang_router_port is None:
+        yield Problem("--sglang-router-ip", "needs --sglang-router-port", "the port of the router that runs")
     yield from _incomplete_reward(config)
     if config.algorithm.use_opd and "remote_rm" in (reward.rm_type or ""):
         yield Problem(

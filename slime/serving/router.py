@@ -177,13 +177,15 @@ def start_router(
     workers: Sequence[Registration] = (),
     port: int | None = None,
     ready_timeout: float = 120.0,
+    find_timeout: float = 120.0,
 ) -> RouterProcess:
     """Start a router, and wait until it sends requests to all `workers`; others may come and go later.
 
     Args:
         workers: engines that answer already. sglang-router needs two of them to begin with power_of_two.
         port: where it listens (default: any free port).
-        ready_timeout: seconds for the router, and again for each worker.
+        ready_timeout: seconds until it answers.
+        find_timeout: seconds until a worker is healthy.
 
     Raises:
         ConfigError: the port is taken.
@@ -198,7 +200,7 @@ def start_router(
         router = RouterProcess(plan.with_first(workers), chosen, log_file, ready_timeout)
         on_failure.callback(router.stop)
         for worker in workers:
-            router.client.register(worker, timeout=ready_timeout)
+            router.client.register(worker, timeout=find_timeout)
         on_failure.pop_all()
     return router
 

@@ -401,7 +401,10 @@ class EngineClient:
         return await asyncio.gather(*(self._request(method, url + path, body, timeout) for url in urls))
 
     async def _get_object(self, path: str) -> dict[str, Any]:
-        url = (await self.workers())[0] + path
+        workers = await self.workers()
+        if not workers:
+            raise EngineUnavailableError("the router has no healthy worker", place=self.url)
+        url = workers[0] + path
         return as_object(await self._request("GET", url, None, CONTROL_SECONDS), path)
 
     async def _request(

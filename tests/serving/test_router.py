@@ -284,7 +284,7 @@ def test_a_router_process_that_does_not_find_its_workers_is_stopped(tmp_path):
     plan = plan_router(MODEL, ServingConfig(), {}, engine="embedded")
     workers = [routing.Registration(url=gone[0].url)]
     with pytest.raises(DeadlineError, match="did not find"):
-        routing.start_router(plan, tmp_path / "router.log", workers=workers, ready_timeout=2.0)
+        routing.start_router(plan, tmp_path / "router.log", workers=workers, find_timeout=1.0)
 
 
 def test_a_router_that_cannot_listen_says_why(tmp_path):
@@ -393,7 +393,10 @@ def test_a_router_without_healthy_workers_is_unavailable_for_such_calls():
     async def main():
         workers = [{"id": "1", "url": "http://127.0.0.1:9", "worker_type": "regular", "is_healthy": False}]
         async with listing_router(workers) as url:
-            await routed_experts(EngineClient(url, retries=1, backoff=0.01), "s")
+            client = EngineClient(url, retries=1, backoff=0.01)
+            with pytest.raises(EngineUnavailableError, match="no healthy worker"):
+                await client.server_info()
+            await routed_experts(client, "s")
 
     with pytest.raises(EngineUnavailableError, match="no healthy worker"):
         asyncio.run(main())

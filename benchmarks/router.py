@@ -2,15 +2,14 @@
 
     python benchmarks/router.py [--sglang-python PYTHON] [--engines N] [--sessions N] [--turns N] [--out FILE]
 
-Sessions go on at the same time; each turn's prompt is all that was said before and something new, as for
-agents.
-`--group` sessions begin with the same prompt, as the rollouts of a group do. The engines are embedded ones on
-a random tiny model; what they have cached is real, and each has room for one and a half times its share of all
-sessions. Columns: hit = prompt tokens of later turns that were found in the cache, of those that the session's
-earlier turns had sent or sampled (1.0: nothing is computed twice); first = the same of first prompts, of all
-but each group's first; busiest = prompt tokens at the engine that got most, of its even share; seconds of the
-whole. Each row has a router of its own and begins with empty caches. sglang-router is measured where
---sglang-python has it. The figures but the seconds hardly depend on the machine.
+Sessions go on at the same time, and each turn's prompt is all that was said before and something new, as for
+agents. `--group` sessions begin with the same prompt, as the rollouts of a group do. The engines are embedded
+ones on a random tiny model; what they have cached is real, and each has room for one and a half times its
+share of all sessions. Columns: hit = prompt tokens of later turns that were found in the cache, of those that
+the session's earlier turns had sent or sampled (1.0: nothing is computed twice); first = the same of first
+prompts, of all but each group's first; busiest = prompt tokens at the engine that got most, of an even share;
+seconds of the whole. Each row has a router of its own and begins with empty caches. sglang-router is measured
+where --sglang-python has it. The figures but the seconds hardly depend on the machine.
 """
 
 import argparse

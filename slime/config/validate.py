@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from slime.config import Config
 
 
+_SCATTER_SESSIONS = ("random", "round_robin", "power_of_two")
 SFT_ROLLOUT = "slime.rollout.sft_rollout.generate_rollout"
 _MAY_ASK_A_TEACHER = (
     "rollout_sample_hook_path",
@@ -368,6 +369,14 @@ def _doubtful(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             "--rollout-temperature",
             "the teacher's log-probs are those of temperature 1, the student's of this one",
             "1.0 compares like with like",
+            warning=True,
+        )
+    policy = config.router.get("policy")
+    if config.rollout.custom_generate_function_path and policy in _SCATTER_SESSIONS:
+        yield Problem(
+            "--router-policy",
+            f"{policy} sends each turn of a session to any engine, which computes the earlier turns again",
+            "consistent_hashing keeps a session on its engine; see docs/en/serving.md",
             warning=True,
         )
     corrects = config.algorithm.use_tis or config.algorithm.use_rs

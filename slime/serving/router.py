@@ -47,12 +47,14 @@ _STOCK_DEFAULTS: Mapping[str, Any] = {
     "shutdown_grace_period_secs": 3,
 }
 _WATCHED: Mapping[str, Any] = {
-    "health_check_interval_secs": 2,
+    "health_check_endpoint": "/model_info",
+    "health_check_interval_secs": 1,
     "health_check_timeout_secs": 5,
     "health_failure_threshold": 2,
     "health_success_threshold": 1,
 }
-"""Of a router whose engines are replaced when they fail."""
+"""Of a router whose engines are replaced when they fail. SGLang's /health generates, so a paused engine would
+be taken for a dead one; its other answers end with it."""
 _NEEDS_WORKERS = "power_of_two"
 """A policy with which sglang-router refuses to start alone."""
 

@@ -13,6 +13,7 @@ import orjson
 
 from slime.errors import EngineError, EngineRequestError, EngineUnavailableError
 from slime.utils.generation import version_spans
+from slime.utils.router_answers import worker_was_lost
 
 if TYPE_CHECKING:
     import aiohttp
@@ -80,7 +81,7 @@ async def last_of_stream(response: aiohttp.ClientResponse, on_tokens: OnTokens, 
 
 def checked_answer(status: int, content: bytes, url: str) -> Any:
     """The parsed body of a good answer; JSON where it is JSON, else text."""
-    if status in RETRY_STATUSES:
+    if status in RETRY_STATUSES or worker_was_lost(status, content):
         raise TransientError(f"answered {status}: {_message(content)}")
     if 400 <= status < 500:
         raise EngineRequestError(f"answered {status}: {_message(content)}", place=url)

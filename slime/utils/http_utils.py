@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
 from slime.utils.request_scope import current_scope
+from slime.utils.router_answers import worker_was_lost
 
 if TYPE_CHECKING:
     import aiohttp
@@ -138,7 +139,7 @@ async def _once(method: str, url: str, payload: Any, headers: dict[str, str] | N
         raise _error("not a valid URL", place) from error
     except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
         raise _RetryableError(f"{type(error).__name__}: {error}") from error
-    if answer.status in RETRY_STATUSES:
+    if answer.status in RETRY_STATUSES or worker_was_lost(answer.status, text.encode()):
         raise _RetryableError(f"status {answer.status}", answer.status, text[:_BODY_CHARS])
     if answer.status >= 400:
         raise _error(f"status {answer.status}", place, answer.status, text[:_BODY_CHARS])

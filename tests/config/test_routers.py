@@ -68,3 +68,12 @@ def test_what_would_have_no_effect_is_refused(base, tmp_path, monkeypatch, words
 def test_what_has_an_effect_passes(base, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     load_config([*base, *words.split()])
+
+
+@pytest.mark.parametrize(("policy", "warned"), [("round_robin", True), ("consistent_hashing", False)])
+def test_a_policy_that_scatters_sessions_is_told(base, policy, warned):
+    words = ["--custom-generate-function-path", "my.agent", "--router-policy", policy]
+    told = [problem.message for problem in load_config([*base, *words]).warnings]
+    assert any("sends each turn of a session to any engine" in text for text in told) is warned
+    alone = load_config([*base, *words[2:]]).warnings
+    assert not any("session" in problem.message for problem in alone)

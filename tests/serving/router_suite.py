@@ -122,6 +122,22 @@ def test_a_dead_worker_is_found_out_and_comes_back(start):
             wait_for(lambda: set(healthy(router)) == {again.url, servers[1].url}, 30)
 
 
+def test_sessions_of_a_dead_worker_go_on_at_another(start):
+    async def main(url, keys):
+        client = EngineClient(url)
+        return await asyncio.gather(
+            *(client.generate(PROMPT, PARAMS, routing_key=key, timeout=60.0) for key in keys)
+        )
+
+    keys = [f"session-{n}" for n in range(12)]
+    with engines(2) as servers, start(servers, policy="consistent_hashing") as router:
+        ask_all(router.url, keys)
+        assert set(places(servers, keys)) == {0, 1}
+        servers[0].kill()
+        answers = asyncio.run(main(router.url, keys))
+        assert [len(answer.output_ids) for answer in answers] == [3] * 12
+
+
 def healthy(router):
     return [worker.url for worker in router.client.workers() if worker.is_healthy]
 

@@ -308,7 +308,7 @@ def test_which_router_runs_follows_from_the_flags():
     assert (ours.kind, ours.policy) == ("slime", "consistent_hashing")
     assert ours.settings["disable_health_check"] is True
     watched = plan_router(MODEL, ServingConfig(use_fault_tolerance=True), {}, engine="embedded")
-    assert watched.settings["health_check_interval_secs"] == 2
+    assert watched.settings["health_check_interval_secs"] == 1
     assert "disable_health_check" not in watched.settings
     with pytest.raises(ConfigError, match="--router-cache-threshold: is no setting of the router that slime"):
         plan_router(MODEL, ServingConfig(), {"cache_threshold": 1}, engine="embedded")

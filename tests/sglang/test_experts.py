@@ -6,13 +6,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from slime.config.serving_sections import WeightsConfig
 from slime.config.training_sections import AlgorithmConfig
 from slime.rollout.convert import to_train_samples
 from slime.rollout.generate import generate_sample
+from slime.serving.endpoint import EngineEndpoint
 from slime.serving.router import free_port
 from slime.serving.sglang.command import EngineLaunch
 from slime.serving.sglang.process import SGLangProcess
+from slime.serving.weights.factory import make_weight_sync
 from slime.utils.engine_client import EngineClient
 from slime.utils.types import Sample
 from tests.backends.rollouts import make_trainer
@@ -44,9 +48,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny_model_dir(
-        tmp_path_factory.mktemp("sglang") / "moe", arch="qwen3_moe", hidden_size=128, **SIZES
-    )
+    return tiny_model_dir(tmp_path_factory.mktemp("sglang") / "moe", arch="qwen3_moe", **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,11 @@ def engine(folder, tmp_path_factory):
     process.stop(5.0)
 
 
+@pytest.fixture(scope="module")
+def trainer(folder):
+    return make_trainer(folder, algorithm=AlgorithmConfig(use_rollout_routing_replay=True), temperature=1.0)
+
+
 def grown(engine, sample, folder, budget):
     """The sample after one call of the engine."""
     return asyncio.run(
@@ -85,17 +92,44 @@ def grown(engine, sample, folder, budget):
     )
 
 
-def test_replayed_routes_give_the_log_probs_of_the_engine(engine, folder):
-    sample = grown(engine, Sample(prompt="two and two", index=0), folder, 8)
-    sample = grown(engine, sample, folder, 16)  # the second call tells the routes of its own tokens only
-    assert sample.rollout_routed_experts.shape == (len(sample.tokens) - 1, 3, 2)
+def replayed(trainer, sample, folder):
+    """The sample as a row, and the log-probs of its response by the trainer."""
     sample.reward = 1.0
     settings = SimpleNamespace(use_rollout_routing_replay=True, hf_checkpoint=str(folder))
     (row,) = to_train_samples([[sample]], settings)
-    trainer = make_trainer(
-        folder, algorithm=AlgorithmConfig(use_rollout_routing_replay=True), temperature=1.0
-    )
     (found,) = trainer.log_probs([row])
+    return row, found
+
+
+def test_replayed_routes_give_the_log_probs_of_the_engine(engine, folder, trainer):
+    sample = grown(engine, Sample(prompt="two and two", index=0), folder, 8)
+    sample = grown(engine, sample, folder, 16)  # the second call tells the routes of its own tokens only
+    assert sample.rollout_routed_experts.shape == (len(sample.tokens) - 1, 3, 2)
+    row, found = replayed(trainer, sample, folder)
     assert found == pytest.approx(sample.rollout_log_probs, abs=1e-4)
     own = own_routes(trainer, row)
     assert (np.sort(own) == np.sort(row.routed_experts)).mean() > 0.99
+
+
+def test_experts_are_updated_under_the_names_of_the_checkpoint(engine, folder, trainer):
+    with torch.no_grad():
+        for name, parameter in trainer.named_parameters():
+            if "experts" in name or "gate" in name:
+                parameter.mul_(-1.3)
+    sync = make_weight_sync(
+        WeightsConfig(update_weight_transport="tensor"),
+        source=trainer,
+        engine_kind="sglang",
+        hf_checkpoint=str(folder),
+        timeout=300.0,
+        one_machine=True,
+    )
+    sync.connect([EngineEndpoint(name="e", url=engine.url, kind="sglang")])
+    try:
+        assert not sync.update(1, "abort").failed
+    finally:
+        sync.close()
+    sample = grown(engine, Sample(prompt="and two more", index=1), folder, 12)
+    assert sample.weight_versions == ["1"]
+    _, found = replayed(trainer, sample, folder)
+    assert found == pytest.approx(sample.rollout_log_probs, abs=1e-4)

@@ -1,8 +1,8 @@
 """Weights through a process group of the trainer's first rank and all ranks of all engines.
 
-Invariant: group and engines are the same set; when an engine fails, the others meet in a new group and get
-the bucket of the failure again, so that one engine's death costs the others nothing but time. A wait on the
-group ends with the update's deadline.
+Invariant: group and engines are the same set; when an engine dies, the others meet in a new group and get
+the bucket of the failure again, so that one engine's death costs the others nothing but time (one that hangs
+takes along those that gloo reaches through it). A wait on the group ends with the update's deadline.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def together(crew: Crew, own: Future[T], calls: Calls, leave: Callable[[], None]
     if own.done() and own.exception() is None and all(_succeeded(f) for f in calls.futures.values()):
         return own.result()
     leave()
-    wait([own, *calls.futures.values()], min(SETTLE_SECONDS, max(0.1, crew.deadline.left)))
+    wait([own, *calls.futures.values()], min(SETTLE_SECONDS, crew.deadline.left / 2))
     _blame(crew, own, calls)
     return None
 

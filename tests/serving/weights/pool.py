@@ -34,6 +34,19 @@ class ModelSource:
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
 
 
+class StrikingSource(ModelSource):
+    """Strikes when the weights are half gone through."""
+
+    strike = staticmethod(lambda: None)
+
+    def weights(self):
+        pairs = [*super().weights()]
+        for number, pair in enumerate(pairs):
+            if number == len(pairs) // 2:
+                self.strike()
+            yield pair
+
+
 @contextlib.contextmanager
 def engines(folder, count=1, config=CONFIG):
     """Served engines, as (handle, endpoint) pairs."""

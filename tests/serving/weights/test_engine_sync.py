@@ -10,8 +10,8 @@ from slime.config.serving_sections import WeightsConfig
 from slime.errors import ModelError
 from slime.serving.weights.factory import make_weight_sync
 from slime.serving.weights.shared import SharedWeights
-from tests.serving.weights.pool import ModelSource, engines, expected, scores
-from tests.serving.wire import ok
+from tests.serving.weights.pool import ModelSource, StrikingSource, engines, expected, scores
+from tests.serving.wire import call, ok
 from tests.tiny import tiny_model, tiny_model_dir
 
 SMALL = 40_000
@@ -173,6 +173,43 @@ def test_a_dead_engine_is_named_and_the_others_get_the_weights(folder, transport
         assert list(report.failed) == ["engine-1"]
         assert "Connect" in report.failed["engine-1"]
         check(pool, source.model, "2", failed=["engine-1"])
+        sync.close()
+
+
+@pytest.mark.parametrize("transport", ["tensor", "nccl"])
+def test_an_engine_that_dies_in_the_middle_costs_the_others_nothing(folder, transport):
+    source = StrikingSource(tiny_model(seed=3))
+    with engines(folder, 3) as pool:
+        sync = make(folder, source, transport, timeout=10.0)
+        sync.connect([endpoint for _, endpoint in pool])
+        sync.update(1, "abort")
+        source.change(1)
+        source.strike = pool[1][0].kill
+        report = sync.update(2, "abort")
+        assert list(report.failed) == ["engine-1"]
+        check(pool, source.model, "2", failed=["engine-1"])
+        assert source.passes == 2
+        sync.close()
+
+
+def test_a_trainers_own_failure_ends_the_update_with_it(folder):
+    source = StrikingSource(tiny_model(seed=3))
+
+    def fail():
+        raise ModelError("the trainer failed")
+
+    source.strike = fail
+    with engines(folder) as pool:
+        before = scores(pool[0][1].url)
+        sync = make(folder, source, "nccl")
+        sync.connect([endpoint for _, endpoint in pool])
+        with pytest.raises(ModelError, match="the trainer failed"):
+            sync.update(1, "abort")
+        url = pool[0][1].url
+        status, answer = call(url, "/end_weight_update", {})
+        assert status == 400 and "no new value for weight" in answer["message"]
+        ok(url, "/continue_generation", {})
+        assert scores(url) == before
         sync.close()
 
 

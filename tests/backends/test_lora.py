@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from slime.backends.update import train_on_rollouts
@@ -170,6 +171,21 @@ def test_export_is_a_merged_folder_and_a_peft_folder_with_the_trainers_log_probs
     loaded = PeftModel.from_pretrained(plain, tmp_path / "export" / "adapter")
     assert hf_log_probs(loaded, samples) == pytest.approx(ours, abs=1e-5)
     trainer.save_hf(tmp_path / "export")
+
+
+def test_adapters_alone_are_written_as_peft_reads_them(tiny_dir, tmp_path):
+    trainer = lora_trainer(tiny_dir)
+    trainer.save_hf(tmp_path / "export")
+    trainer.save_adapter(tmp_path / "alone")
+    trainer.save_adapter(tmp_path / "alone")
+    one, other = (
+        load_file(tmp_path / name / "adapter_model.safetensors") for name in ("alone", "export/adapter")
+    )
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+    assert (tmp_path / "alone" / "adapter_config.json").is_file()
+    with pytest.raises(ConfigError, match="no adapters"):
+        make_trainer(tiny_dir).save_adapter(tmp_path / "none")
 
 
 def test_experts_of_a_mixture_stay_as_they_are_and_its_other_layers_get_adapters(tmp_path):

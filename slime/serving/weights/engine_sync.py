@@ -6,14 +6,14 @@ paused and is named in the report. Each wait ends by --update-timeout. Knows no 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from slime.errors import ConfigError
+from slime.errors import ConfigError, EngineRequestError
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.weights.client import Deadline, WeightClient
-from slime.serving.weights.crew import Crew
+from slime.serving.weights.crew import Call, Crew
 from slime.serving.weights.outgoing import WireForm
 from slime.serving.weights.probe import Probe
 from slime.serving.weights.sync import UpdatePause, UpdateReport, WeightSource
@@ -127,9 +127,9 @@ class EngineSync:
             crew.each("flush of the cache", WeightClient.flush)
         if released:
             crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
-        self._session(crew, lambda engine: engine.post_weights("/begin_weight_update", {}))
+        self._in_session(crew, _begin)
         self._transport.send(update)
-        self._session(crew, lambda engine: engine.post("/end_weight_update", {}))
+        self._in_session(crew, lambda engine: engine.post("/end_weight_update", {}))
         if released:
             crew.each("memory of the cache", lambda engine: _take_back(engine, KEPT_MEMORY))
         self._verify(crew, update.version)
@@ -147,9 +147,10 @@ class EngineSync:
             self._wire = next(iter(forms.values()))
         return self._wire
 
-    def _session(self, crew: Crew, call: Callable[[WeightClient], Any]) -> None:
+    def _in_session(self, crew: Crew, call: Call) -> None:
+        """Servers before 0.5.23 have no sessions, and take weights without."""
         if self._transport.has_session:
-            crew.each("session of the update", lambda engine: engine.able.weight_sessions and call(engine))
+            crew.each("session", lambda engine: call(engine) if engine.able.weight_sessions else None)
 
     def _verify(self, crew: Crew, version: int) -> None:
         versions = crew.each("question for its version", lambda engine: engine.version)
@@ -161,6 +162,16 @@ class EngineSync:
         if self._probe is not None and self._unproved:
             self._probe.compare(crew)
             self._unproved.clear()
+
+
+def _begin(engine: WeightClient) -> None:
+    """Open a session; one that a trainer left open when it died is given up."""
+    try:
+        engine.post_weights("/begin_weight_update", {})
+    except EngineRequestError:
+        with contextlib.suppress(EngineRequestError):  # closed also where it refuses what came in it
+            engine.post("/end_weight_update", {})
+        engine.post_weights("/begin_weight_update", {})
 
 
 def _take_back(engine: WeightClient, tags: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Weights as they leave the trainer: quantised where the engine is, in the dtype that it computes in,
 bucketed.
 
-Invariant: order is the trainer's; a bucket holds at most the given bytes, or one tensor that is larger; what
-a transform made stays as it is. Knows nothing of engines' protocols or of where weights go.
+Invariant: order is the trainer's; a bucket holds at most the given bytes, or one tensor that is larger; codes
+of a quantised weight stay as they are. Knows nothing of engines' protocols or of where weights go.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ class WireForm:
         for name, tensor in weights:
             for sent_name, sent in self._transform(name, tensor) if self._transform else ((name, tensor),):
                 self._check(sent_name, sent)
-                is_same = sent is tensor
-                yield Outgoing(sent_name, sent, self._dtype_of(sent_name, sent) if is_same else sent.dtype)
+                yield Outgoing(sent_name, sent, self._dtype_of(sent_name, sent))
 
     def _dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         if tensor.dtype not in _FLOATS:

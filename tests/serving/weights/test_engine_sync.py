@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM
 from slime.config.serving_sections import WeightsConfig
 from slime.errors import ModelError
 from slime.serving.weights.factory import make_weight_sync
+from slime.serving.weights.probe import Probe
 from slime.serving.weights.shared import SharedWeights
-from tests.serving.weights.pool import ModelSource, StrikingSource, engines, expected, scores
+from tests.serving.weights.pool import PROMPT, ModelSource, StrikingSource, engines, expected, scores
 from tests.serving.wire import call, ok
 from tests.tiny import tiny_model, tiny_model_dir
 
@@ -211,6 +212,30 @@ def test_a_trainers_own_failure_ends_the_update_with_it(folder):
         ok(url, "/continue_generation", {})
         assert scores(url) == before
         sync.close()
+
+
+@pytest.mark.parametrize("transport", ["tensor", "nccl"])
+def test_a_session_that_a_dead_trainer_left_open_is_given_up(folder, transport):
+    source = ModelSource(tiny_model(seed=3))
+    with engines(folder) as pool:
+        ok(pool[0][1].url, "/begin_weight_update", {})
+        sync = make(folder, source, transport)
+        sync.connect([endpoint for _, endpoint in pool])
+        assert sync.update(1, "abort").failed == {}
+        check(pool, source.model, "1")
+        sync.close()
+
+
+def test_engines_that_compute_something_else_are_told_by_the_probe(folder):
+    source = ModelSource(tiny_model(seed=3))
+    with engines(folder, 2) as pool:
+        for score, failed in ((lambda _: expected(source.model), 0), (lambda _: [-1.0] * 7, 2)):
+            sync = make(folder, source, "tensor", probe=Probe(score, PROMPT, 1e-3))
+            sync.connect([endpoint for _, endpoint in pool])
+            report = sync.update(1, "abort")
+            assert len(report.failed) == failed
+            assert all("differ from the trainer's" in reason for reason in report.failed.values())
+            sync.close()
 
 
 def test_an_engine_that_joins_is_updated_with_the_others(folder):

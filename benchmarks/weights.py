@@ -1,6 +1,6 @@
 """Ways of weights into an engine: seconds and pause, against the rate at which this machine copies memory.
 
-    python benchmarks/weights.py [--model 135m|1b] [--engine embedded|sglang] [--sglang-python P] [--out r.json]
+    python benchmarks/weights.py [--model 135m|1b] [--engine embedded|sglang --sglang-python P] [--out F]
 
 A model with random weights in bfloat16 lies in shared memory; the engine serves it in another process, and
 gets a new version by each way a few times, at rest, on one thread. A copy is one of all bytes of the model,

@@ -9,6 +9,8 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
+from slime.utils.engine_answers import loads_of
+
 POOL = ThreadPoolExecutor(16)
 JSON = {"Content-Type": "application/json"}
 
@@ -67,8 +69,9 @@ def wait_for(condition, seconds=20):
 
 
 def load(url):
-    """The one entry of /v1/loads."""
-    return ok(url, "/v1/loads")["loads"][0]
+    """The one entry of /v1/loads, or of what older servers have instead."""
+    status, answer = call(url, "/v1/loads")
+    return loads_of(answer if status == 200 else ok(url, "/get_load"))[0]
 
 
 def running(url):

@@ -103,7 +103,7 @@ class Dispatcher:
         taken = {rid for rids in self._calls.values() for rid in rids}.union(self._calls)
         for rid in {name or requests[0].rid, *(request.rid for request in requests)}:
             if rid in taken:
-                raise EngineRequestError(f"rid {rid!r} is already in flight; give every request its own.")
+                raise EngineRequestError(f"Duplicate request ID detected: {rid}")
         call = name or requests[0].rid
         self._calls[call] = [request.rid for request in requests]
         return call

@@ -108,13 +108,13 @@ async def end_update(request: web.Request) -> web.Response:
 
 
 async def update_version(request: web.Request) -> web.Response:
-    """POST /update_weight_version: a new name for the weights that are there."""
+    """POST /update_weight_version: a new name for the weights that are there; as in SGLang what runs ends."""
     state = request.app[STATE]
     body = parse_json(await request.read())
     version = body.get("new_version")
     if not isinstance(version, str) or not version:
         return _refused(f"new_version must be a non-empty string, got {version!r}.")
-    if flag(body, "abort_all_requests"):
+    if body.get("abort_all_requests") is None or flag(body, "abort_all_requests"):
         state.engine.abort_all()
     await asyncio.to_thread(state.engine.set_weight_version, version)
     message = f"Weight version updated to {version}"

@@ -1,0 +1,45 @@
+"""Real servers, one of each version for the whole session."""
+
+import pytest
+
+from tests.sglang.install import is_installed
+from tests.sglang.servers import VERSIONS, start_server
+from tests.tiny import tiny_model_dir
+
+
+def pytest_collection_modifyitems(items):
+    """Without SGLang its tests skip; all of them are slow."""
+    here = [item for item in items if item.path.parent.name == "sglang"]
+    for item in here:
+        item.add_marker(pytest.mark.slow)
+        if not is_installed():
+            item.add_marker(pytest.mark.skip(reason="SGLang is not installed: run `make sglang`"))
+
+
+@pytest.fixture(scope="session")
+def sglang_model(tmp_path_factory):
+    """A tiny Qwen3 in float32, that all shared servers serve."""
+    folder = tmp_path_factory.mktemp("sglang") / "model"
+    return tiny_model_dir(folder, arch="qwen3", hidden_size=128, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="session")
+def sglang_server(sglang_model, tmp_path_factory):
+    """A function that gives the running server of a version; it is started when first asked for."""
+    servers = {}
+
+    def server(version):
+        if version not in servers:
+            log_file = tmp_path_factory.mktemp("log") / f"{version}.log"
+            servers[version] = start_server(version, sglang_model, log_file)
+        return servers[version]
+
+    yield server
+    for process in servers.values():
+        process.stop(1.0)
+
+
+@pytest.fixture(params=VERSIONS)
+def server(request, sglang_server):
+    """The running server of each version."""
+    return sglang_server(request.param)

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.sglang.install import is_installed
+from tests.sglang.model import write_model
 from tests.sglang.servers import VERSIONS, start_server
-from tests.tiny import tiny_model_dir
 
 
 def pytest_collection_modifyitems(items):
@@ -18,9 +18,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def sglang_model(tmp_path_factory):
-    """A tiny Qwen3 in float32, that all shared servers serve."""
-    folder = tmp_path_factory.mktemp("sglang") / "model"
-    return tiny_model_dir(folder, arch="qwen3", hidden_size=128, num_hidden_layers=4)
+    """What all shared servers serve: see model.py."""
+    return write_model(tmp_path_factory.mktemp("sglang") / "model")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ FLAGS = {
     "max_total_tokens": str(CONFIG.max_total_tokens),
     "max_running_requests": CONFIG.max_running_requests,
     "context_length": str(CONFIG.context_length),
+    "tool_call_parser": "qwen",
+    "reasoning_parser": "qwen3",
 }
 ONLY_NEWER = {"load_snapshot_publish_interval": 1}
 

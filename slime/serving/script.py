@@ -145,7 +145,7 @@ def _encoded(answer: ScriptedAnswer, tokenizer: Any) -> list[int]:
 
 def _ending(ids: list[int], params: SamplingParams, tokenizer: Any) -> tuple[int, dict[str, Any]]:
     """How many of the tokens come out, and the finish reason."""
-    stops = params.stop_token_ids | (frozenset() if params.ignore_eos else {tokenizer.eos_token_id})
+    stops = frozenset() if params.ignore_eos else params.stop_token_ids | {tokenizer.eos_token_id}
     for count, token in enumerate(ids[: params.max_new_tokens], start=1):
         if token in stops:
             return count, {"type": "stop", "matched": token}

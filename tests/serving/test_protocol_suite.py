@@ -162,9 +162,15 @@ def test_a_stop_token_ends_the_answer_and_is_kept_in_the_ids(url):
         for prompt, answer in zip(prompts, answers, strict=True)
         if len(set(answer["output_ids"][:2])) == 2
     )
-    answer = generate(url, input_ids=prompt, sampling_params=greedy(8, stop_token_ids=[full[1]]))
+    stopping = greedy(8, stop_token_ids=[full[1]], ignore_eos=False)
+    answer = generate(url, input_ids=prompt, sampling_params=stopping)
     assert answer["output_ids"] == full[:2]
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": full[1]}
+
+
+def test_who_ignores_the_end_ignores_stop_tokens_too(url):
+    full = generate(url)["output_ids"]
+    assert generate(url, sampling_params=greedy(8, stop_token_ids=full))["output_ids"] == full
 
 
 def test_a_seed_gives_the_same_answer_again(url):

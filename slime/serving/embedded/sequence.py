@@ -69,7 +69,7 @@ class Sequence:
         self._tokenizer = tokenizer
         self._routes: list[Routes] = []
         self._spans: list[dict[str, Any]] = []
-        self._stop_ids = params.stop_token_ids | (frozenset() if params.ignore_eos else eos_ids)
+        self._stop_ids = frozenset() if params.ignore_eos else params.stop_token_ids | eos_ids
         self._stops = StopStrings(params.stop)
         self._incremental = bool(params.stop) or (request.stream and request.want_text)
         self._decoder = self._new_decoder()

@@ -131,7 +131,7 @@ def test_no_new_tokens_scores_the_prompt(engine):
 def test_stop_token_is_kept_in_ids_and_left_out_of_text(engine):
     free = one(engine, PROMPT, max_new_tokens=6)
     stop = free.output_ids[3]
-    cut = one(engine, PROMPT, max_new_tokens=6, stop_token_ids=frozenset([stop]))
+    cut = one(engine, PROMPT, max_new_tokens=6, ignore_eos=False, stop_token_ids=frozenset([stop]))
     end = free.output_ids.index(stop) + 1
     assert cut.output_ids == free.output_ids[:end]
     assert cut.finish_reason == {"type": "stop", "matched": stop}

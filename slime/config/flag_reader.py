@@ -70,6 +70,8 @@ def _kind(action: argparse.Action) -> str:
 
 
 def _is_plain(value: object) -> bool:
+    if value == argparse.SUPPRESS:
+        return False
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):

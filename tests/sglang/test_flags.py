@@ -53,6 +53,11 @@ def test_a_launch_has_a_word_for_each_decision(table):
     assert {"--pp-size=2", "--pipeline-parallel-size=2"} & set(words)
 
 
+def test_no_port_is_too_high_for_older_versions(table):
+    needs = table.version != NEWER
+    assert LAUNCH.environment(table) == ({"SGLANG_GRPC_PORT": "1"} if needs else {})
+
+
 def test_a_misspelt_override_names_the_nearest(table):
     launch = EngineLaunch(model_path="m", host="h", port=1, seed=3, overrides={"mem-fraction-statik": 0.5})
     with pytest.raises(ConfigError, match="mem_fraction_static"):

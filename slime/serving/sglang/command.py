@@ -64,6 +64,14 @@ class EngineLaunch:
         overrides = {name.replace("-", "_"): value for name, value in checked}
         return table.words(known | dict(self.flags) | self._decided() | overrides)
 
+    def environment(self, table: ForeignTable) -> dict[str, str]:
+        """Variables that the process needs besides its own environment."""
+        if "grpc_port" in table.by_field:
+            return {}
+        # Versions without that flag add 10000 to the port for a server that they do not start, and refuse
+        # to start when the sum is no port.
+        return {"SGLANG_GRPC_PORT": str(self.port)}
+
     def _decided(self) -> dict[str, Any]:
         return {
             "model_path": self.model_path,

@@ -35,12 +35,12 @@ class SGLangProcess(ServerProcess):
             ConfigError: SGLang is not installed there, or an override is not one of its fields.
             EngineError: it exited or was not ready in time; the message holds the end of its log.
         """
-        words = launch.words(table_of("sglang", python))
+        table = table_of("sglang", python)
         super().__init__(
-            [python or sys.executable, "-m", "sglang.launch_server", *words],
+            [python or sys.executable, "-m", "sglang.launch_server", *launch.words(table)],
             log_file,
             name="SGLang",
             ready=answers(f"http://{launch.host}:{launch.port}"),
-            env=dict(os.environ) | QUIET,
+            env=dict(os.environ) | QUIET | launch.environment(table),
             ready_timeout=ready_timeout,
         )

@@ -60,7 +60,8 @@ async def generate_sample(
         sample.status = Sample.Status.TRUNCATED
         return sample
     wants_routes = bool(getattr(args, "use_rollout_routing_replay", False))
-    held = 0 if sample.rollout_routed_experts is None else len(sample.tokens) - 1
+    routes = sample.rollout_routed_experts
+    held = len(routes) if routes is not None and routes.ndim == 3 else 0
     answer = await engine.generate(
         sample.tokens,
         with_call_seed(_within(sampling_params, budget)),

@@ -87,8 +87,8 @@ def joined_routes(held: Routes | None, new: Routes, *, start: int, tokens: int) 
     return rows.reshape(-1, *held.shape[1:]) if held.ndim > 1 else rows.reshape(-1)
 
 
-def shaped_routes(routes: Routes, tokens: int, shape: RouteShape) -> Routes:
-    """Routes as [tokens - 1, layers, top_k]; rows that are missing at the end are `UNKNOWN`.
+def route_rows(routes: Routes, tokens: int, shape: RouteShape) -> Routes:
+    """Routes as [n, layers, top_k], n at most tokens - 1.
 
     Raises:
         ValueError: they are not of this shape, or of more tokens.
@@ -99,7 +99,16 @@ def shaped_routes(routes: Routes, tokens: int, shape: RouteShape) -> Routes:
             f"{routes.size} numbers are no routes of {tokens} tokens through {shape.layers} layers with "
             f"{shape.top_k} experts each"
         )
-    rows = routes.reshape(-1, shape.layers, shape.top_k)
+    return routes.reshape(-1, shape.layers, shape.top_k)
+
+
+def shaped_routes(routes: Routes, tokens: int, shape: RouteShape) -> Routes:
+    """Routes as [tokens - 1, layers, top_k]; rows that are missing at the end are `UNKNOWN`.
+
+    Raises:
+        ValueError: as `route_rows`.
+    """
+    rows = route_rows(routes, tokens, shape)
     missing = tokens - 1 - len(rows)
     if missing <= 0:
         return rows

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from slime.utils.generation import version_spans
-from slime.utils.routes import decoded_routes, joined_routes, shape_of_folder, shaped_routes
+from slime.utils.routes import decoded_routes, joined_routes, route_rows, shape_of_folder
 
 
 class SampleStatus(enum.Enum):
@@ -312,9 +312,7 @@ class Sample:
             self.rollout_routed_experts, decoded_routes(routed), start=start, tokens=len(self.tokens)
         )
         shape = shape_of_folder(getattr(args, "hf_checkpoint", None))
-        self.rollout_routed_experts = (
-            routes if shape is None else shaped_routes(routes, len(self.tokens), shape)
-        )
+        self.rollout_routed_experts = routes if shape is None else route_rows(routes, len(self.tokens), shape)
 
     def _take_terminal_info(self, args: Any, meta_info: dict[str, Any]) -> None:
         reason = meta_info.get("finish_reason")

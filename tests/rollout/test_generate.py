@@ -127,10 +127,12 @@ def test_routes_of_experts_are_asked_for_and_kept_from_call_to_call(tmp_path):
         meta["routed_experts"] = encoded_routes(np.full(4 * known, 10 * len(asked), np.int32))
         return web.json_response({"text": "", "output_ids": [70], "meta_info": meta})
 
-    async def twice():
+    async def calls():
         sample = Sample(tokens=[5, 6, 7], index=0)
         async with raw_server(handler) as url:
-            for _ in range(2):
+            for number in range(3):
+                if number == 2:
+                    sample.append_response_tokens(tokens=[90], log_probs=None, trainable=False)
                 await generate_sample(
                     sample,
                     {"max_new_tokens": 8},
@@ -142,10 +144,10 @@ def test_routes_of_experts_are_asked_for_and_kept_from_call_to_call(tmp_path):
                 )
         return sample
 
-    sample = asyncio.run(twice())
-    assert asked == [(True, 0), (True, 3)]
-    assert sample.rollout_routed_experts.shape == (4, 2, 2)
-    assert sample.rollout_routed_experts[:, 0, 0].tolist() == [10, 10, 10, 20]
+    sample = asyncio.run(calls())
+    assert asked == [(True, 0), (True, 3), (True, 4)]
+    assert sample.tokens == [5, 6, 7, 70, 70, 90, 70]
+    assert sample.rollout_routed_experts[:, 0, 0].tolist() == [10, 10, 10, 20, 30, 30]
 
 
 def test_an_engine_that_tells_no_routes_is_an_error_that_says_what_to_do():

@@ -241,8 +241,9 @@ class Sequence:
         )
 
     def _told_routes(self) -> dict[str, Any]:
-        """At the end; they are of all tokens that have been computed."""
-        if not self._routes or self.finish_reason is None:
+        """At the end, unless that came before the prompt was computed."""
+        count = sum(map(len, self._routes))
+        if not count or count < len(self.tokens) - 1 or self.finish_reason is None:
             return {}
         routes = np.concatenate(self._routes)[self.request.routed_experts_start_len :]
         return {"routed_experts": encoded_routes(routes)}

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from slime.serving.embedded.responses import generate_answer, no_text
 from slime.train.experts import ExpertChoice
 from slime.utils.routes import decoded_routes
-from tests.serving.embedded.harness import generate, request, running
+from tests.serving.embedded.harness import generate, request, running, send
 from tests.tiny import tiny_model_dir
 
 EXPERTS, TOP_K, LAYERS = 6, 2, 3
@@ -84,6 +84,15 @@ def test_the_answer_holds_them_where_sglang_puts_them(engine):
     (update,) = generate(engine, [made])
     meta = generate_answer(made, update, latency=0.0, token_text=no_text)["meta_info"]
     assert len(decoded_routes(meta["routed_experts"])) == (3 + 6 - 1) * LAYERS * TOP_K
+
+
+def test_a_request_that_ends_before_its_prompt_is_computed_tells_none(engine):
+    engine.pause("in_place")
+    inbox = send(engine, asking([80 + k for k in range(9)]))
+    engine.abort_all()
+    engine.resume()
+    update = inbox.result()
+    assert update.finish_reason["type"] == "abort" and not update.more_meta
 
 
 def test_a_dense_model_has_none(tmp_path, engine):

@@ -196,7 +196,8 @@ def test_law_4_failed_rollouts_are_left_out_told_and_done_again(model, data, tmp
 
 
 def test_an_engine_that_dies_leaves_a_file_to_go_on_with(model, data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(EngineClient.__init__, "__kwdefaults__", {"retries": 2, "backoff": 0.01})
+    quick = EngineClient.__init__.__kwdefaults__ | {"retries": 2, "backoff": 0.01}
+    monkeypatch.setattr(EngineClient.__init__, "__kwdefaults__", quick)
     out = tmp_path / "out"
 
     def dies(call):

@@ -87,27 +87,14 @@ def in_order(bundles: Sequence[Bundle]) -> tuple[Bundle, ...]:
     return tuple(sorted(bundles, key=lambda bundle: (_by_address(bundle), bundle.node, _by_gpu(bundle))))
 
 
-def assumed_bundles(count: int, gpus_per_node: int) -> tuple[Bundle, ...]:
-    """The bundles of full nodes of one size, for checks before there is a cluster."""
-    return tuple(
-        Bundle(index=i, node=f"node {i // gpus_per_node}", address="", gpu=str(i % gpus_per_node))
-        for i in range(count)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class SlotGroup:
-    """Engines of one kind.
-
-    Attributes:
-        gpus: all of its engines together.
-        is_placeholder: takes its GPUs, and no engine is there.
-    """
+class EngineSlots:
+    """What one engine takes: `gpus` bundles in their order, from number `first` on. What no engine takes (a
+    placeholder) stays free."""
 
     name: str
+    first: int
     gpus: int
-    gpus_per_engine: int
-    is_placeholder: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +106,6 @@ class EngineSeat:
     """
 
     name: str
-    group: str
     bundles: tuple[Bundle, ...]
     is_shared: bool = False
 
@@ -135,7 +121,7 @@ class Seating:
 
     Attributes:
         train: by rank.
-        engines: in the order of their groups.
+        engines: in the order of their slots.
     """
 
     train: tuple[Bundle, ...]
@@ -144,7 +130,7 @@ class Seating:
 
 def seat(
     layout: Layout,
-    groups: Sequence[SlotGroup],
+    engines: Sequence[EngineSlots],
     bundles: Sequence[Bundle],
     *,
     ranks_per_node: int,
@@ -158,23 +144,18 @@ def seat(
         gpus_per_node: of a whole node; an engine over several nodes takes all of each.
 
     Raises:
-        ConfigError: groups do not add up, or a group of ranks or an engine would be split badly.
+        ConfigError: a group of ranks or an engine would be split badly, or engines take more than there is.
     """
     ordered = in_order(bundles)
     train = ordered[: layout.train_gpus]
     for start in range(0, len(train), ranks_per_node):
         _check_ranks(start, train[start : start + ranks_per_node])
-    wanted = sum(group.gpus for group in groups)
-    if wanted != layout.rollout_gpus:
-        raise ConfigError(
-            f"is {layout.rollout_gpus}, and the groups of engines take {wanted} GPUs together",
-            place="--rollout-num-gpus",
-            remedy=f"make both equal; placeholder groups take what is left over, {wanted} is what they need",
-        )
-    seats, position = [], layout.rollout_offset
-    for group in groups:
-        seats += _seats_of(group, ordered, position, layout, gpus_per_node)
-        position += group.gpus
+    seats = []
+    for one in engines:
+        _check_slots(one, layout)
+        own = ordered[one.first : one.first + one.gpus]
+        seats.append(EngineSeat(name=one.name, bundles=own, is_shared=one.first < layout.train_gpus))
+        _check_engine(seats[-1], gpus_per_node, layout)
     return Seating(train=train, engines=tuple(seats))
 
 
@@ -189,30 +170,15 @@ def moved(old: EngineSeat, bundles: Sequence[Bundle], layout: Layout, gpus_per_n
     return new
 
 
-def _seats_of(
-    group: SlotGroup, ordered: tuple[Bundle, ...], position: int, layout: Layout, gpus_per_node: int
-) -> list[EngineSeat]:
-    size = group.gpus_per_engine
-    if group.is_placeholder:
-        return []
-    if group.gpus % size:
+def _check_slots(one: EngineSlots, layout: Layout) -> None:
+    end = layout.rollout_offset + layout.rollout_gpus
+    if not layout.rollout_offset <= one.first <= one.first + one.gpus <= end:
         raise ConfigError(
-            f"{_gpus(group.gpus)} do not divide by engines of {size}",
-            place=f"engines {group.name}",
-            remedy="let the GPUs of the group be a multiple of --rollout-num-gpus-per-engine",
+            f"takes the GPUs from number {one.first} on, and engines have those from "
+            f"{layout.rollout_offset} to {end - 1}",
+            place=f"engine {one.name} of {_gpus(one.gpus)}",
+            remedy="let --rollout-num-gpus be the sum of what all engines and placeholders take",
         )
-    seats = [
-        EngineSeat(
-            name=f"{group.name}-{number}",
-            group=group.name,
-            bundles=ordered[start : start + size],
-            is_shared=start < layout.train_gpus,
-        )
-        for number, start in enumerate(range(position, position + group.gpus, size))
-    ]
-    for one in seats:
-        _check_engine(one, gpus_per_node, layout)
-    return seats
 
 
 def _check_engine(one: EngineSeat, gpus_per_node: int, layout: Layout) -> None:
@@ -225,7 +191,7 @@ def _check_engine(one: EngineSeat, gpus_per_node: int, layout: Layout) -> None:
     raise ConfigError(
         f"would be split: {spread}. An engine sits on one node or on whole nodes of {gpus_per_node} GPUs "
         f"(--num-gpus-per-node){beside}",
-        place=f"engine {one.name} of {len(one.bundles)} GPUs",
+        place=f"engine {one.name} of {_gpus(len(one.bundles))}",
         remedy=f"let --rollout-num-gpus-per-engine divide {gpus_per_node} or be a multiple of it, and the "
         "GPUs before it (--actor-num-gpus-per-node, smaller engines, placeholders) fill up to its size; sort "
         "groups by size, the largest first",

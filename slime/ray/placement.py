@@ -18,10 +18,10 @@ from slime.ray.layout import (
     TRAIN_SHARE,
     Bundle,
     EngineSeat,
+    EngineSlots,
     Layout,
     Mode,
     Seating,
-    SlotGroup,
     layout_of,
     moved,
     seat,
@@ -154,7 +154,7 @@ def merged(options: Mapping[str, Any], placed: Mapping[str, Any]) -> dict[str, A
 
 def place(
     layout: Layout,
-    groups: Sequence[SlotGroup],
+    engines: Sequence[EngineSlots],
     *,
     name: str,
     ranks_per_node: int,
@@ -182,7 +182,7 @@ def place(
     try:
         waiting.wait("a placement group", {"": group.ready()})
         bundles = _located(group, range(layout.bundles), waiting)
-        seating = seat(layout, groups, bundles, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node)
+        seating = seat(layout, engines, bundles, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node)
     except BaseException:
         ray.util.remove_placement_group(group)
         raise

@@ -18,7 +18,7 @@ from slime.config.passthrough import table_of
 from slime.config.serving_sections import ServingConfig
 from slime.ray.delivery import Way
 from slime.ray.engine_pool import EnginePool, Hands
-from slime.ray.layout import Layout, SlotGroup
+from slime.ray.layout import EngineSlots, Layout
 from slime.ray.placement import Placement, is_placed, layout_of_run, place
 from slime.ray.ports import own_address
 from slime.ray.routers import Routers
@@ -146,20 +146,6 @@ def topology_of(config: Config, sharing: DeviceSharing) -> Topology:
     return topology
 
 
-def slot_groups(topology: Topology) -> list[SlotGroup]:
-    """What the groups take of the GPUs, in their order."""
-    return [
-        SlotGroup(
-            name=f"{model.name}/{number}",
-            gpus=group.num_gpus,
-            gpus_per_engine=group.num_gpus_per_engine,
-            is_placeholder=group.worker_type == "placeholder",
-        )
-        for model in topology.models
-        for number, group in enumerate(model.groups)
-    ]
-
-
 def take_gpus(
     plan: ServingPlan, supervisor: Supervisor, deadline: float, note: Callable[[str], None]
 ) -> Placement | None:
@@ -171,9 +157,10 @@ def take_gpus(
     if not plan.is_placed:
         return None
     serving = plan.config.serving
-    return place(
+    slots = [EngineSlots(name=one.name, first=one.first_gpu, gpus=one.num_gpus) for one in plan.specs]
+    placement = place(
         plan.layout,
-        slot_groups(plan.topology) if plan.specs else [],
+        slots if plan.specs else [],
         name=f"slime-{os.getpid()}",
         ranks_per_node=plan.config.train.actor_num_gpus_per_node,
         gpus_per_node=serving.num_gpus_per_node,
@@ -181,6 +168,8 @@ def take_gpus(
         deadline=deadline,
         note=note,
     )
+    note("\n".join(placement.lines()))
+    return placement
 
 
 def make_pool(plan: ServingPlan, hands: Hands, logs: Path, placement: Placement | None) -> EnginePool:

@@ -13,9 +13,8 @@ from slime.ray.layout import (
     ENGINE_SHARE,
     TRAIN_SHARE,
     Bundle,
+    EngineSlots,
     Mode,
-    SlotGroup,
-    assumed_bundles,
     in_order,
     layout_of,
     seat,
@@ -35,12 +34,14 @@ def bundles_of(*nodes, shuffle=0):
     ]
 
 
-def engines(gpus, each, name="default/regular", **kwargs):
-    return SlotGroup(name=name, gpus=gpus, gpus_per_engine=each, **kwargs)
-
-
-def seated(layout, groups, bundles, ranks_per_node=1, gpus_per_node=8):
-    return seat(layout, groups, bundles, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node)
+def seated(layout, sizes, bundles, ranks_per_node=1, gpus_per_node=8):
+    """`sizes` of engines; negative ones are left free."""
+    slots, first = [], layout.rollout_offset
+    for size in sizes:
+        if size > 0:
+            slots.append(EngineSlots(name=f"default/regular-{len(slots)}", first=first, gpus=size))
+        first += abs(size)
+    return seat(layout, slots, bundles, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_every_gpu_has_one_engine_at_most_and_every_engine_one_node_or_whole_one
     layout = layout_of(mode, train_gpus=4 * train_nodes, rollout_gpus=number * size)
     nodes = [4] * -(-layout.bundles // 4)
     bundles = bundles_of(*nodes, shuffle=seed)[: sum(nodes)]
-    seating = seated(layout, [engines(number * size, size)], bundles, 4, 4)
+    seating = seated(layout, [size] * number, bundles, 4, 4)
     assert len(seating.engines) == number
     taken = [bundle.index for one in seating.engines for bundle in one.bundles]
     assert len(taken) == len(set(taken)) == number * size
@@ -122,7 +123,7 @@ def test_every_gpu_has_one_engine_at_most_and_every_engine_one_node_or_whole_one
 def test_an_engine_that_would_straddle_two_nodes_is_refused_with_the_remedy():
     layout = layout_of(Mode.ROLLOUT_ONLY, train_gpus=0, rollout_gpus=9)
     with pytest.raises(ConfigError) as caught:
-        seated(layout, [engines(9, 3)], bundles_of(8, 8))
+        seated(layout, [3, 3, 3], bundles_of(8, 8))
     text = str(caught.value)
     assert "engine default/regular-2 of 3 GPUs: would be split: 2 on 10.0.0.9, 1 on 10.0.0.10" in text
     assert "--rollout-num-gpus-per-engine divide 8" in text
@@ -131,13 +132,13 @@ def test_an_engine_that_would_straddle_two_nodes_is_refused_with_the_remedy():
 def test_an_engine_over_parts_of_two_nodes_is_refused_though_they_are_equal():
     layout = layout_of(Mode.ROLLOUT_ONLY, train_gpus=0, rollout_gpus=4)
     with pytest.raises(ConfigError, match="2 on 10.0.0.9, 2 on 10.0.0.10. An engine sits on one node or"):
-        seated(layout, [engines(4, 4)], bundles_of(2, 2))
+        seated(layout, [4], bundles_of(2, 2))
 
 
 def test_engines_behind_an_odd_trainer_are_told_why_they_are_split():
     layout = layout_of(Mode.SEPARATE, train_gpus=1, rollout_gpus=4)
     with pytest.raises(ConfigError, match="engines begin behind 1 of training"):
-        seated(layout, [engines(4, 2)], bundles_of(2, 3), gpus_per_node=2)
+        seated(layout, [2, 2], bundles_of(2, 3), gpus_per_node=2)
 
 
 def test_ranks_that_meet_on_one_machine_are_not_spread_over_two():
@@ -146,33 +147,22 @@ def test_ranks_that_meet_on_one_machine_are_not_spread_over_two():
         seated(layout, [], bundles_of(2, 1), ranks_per_node=3)
 
 
-def test_placeholders_take_gpus_and_seat_nobody():
+def test_gpus_between_engines_can_stay_free():
     layout = layout_of(Mode.SEPARATE, train_gpus=1, rollout_gpus=7)
-    groups = [
-        engines(1, 1, name="gap", is_placeholder=True),
-        engines(2, 2, name="small"),
-        engines(4, 4, name="large"),
-    ]
-    seating = seated(layout, groups, bundles_of(4, 4, shuffle=5), gpus_per_node=4)
+    seating = seated(layout, [-1, 2, 4], bundles_of(4, 4, shuffle=5), gpus_per_node=4)
     assert [(one.name, [b.gpu for b in one.bundles]) for one in seating.engines] == [
-        ("small-0", ["2", "3"]),
-        ("large-0", ["0", "1", "2", "3"]),
+        ("default/regular-0", ["2", "3"]),
+        ("default/regular-1", ["0", "1", "2", "3"]),
     ]
 
 
-def test_groups_must_add_up_to_the_gpus_of_rollouts_and_divide():
-    layout = layout_of(Mode.ROLLOUT_ONLY, train_gpus=0, rollout_gpus=4)
-    with pytest.raises(ConfigError, match="--rollout-num-gpus: is 4, and the groups of engines take 3"):
-        seated(layout, [engines(3, 1)], bundles_of(4))
-    with pytest.raises(ConfigError, match="4 GPUs do not divide by engines of 3"):
-        seated(layout, [engines(4, 3)], bundles_of(4))
-
-
-def test_full_nodes_can_be_assumed_before_there_is_a_cluster():
-    layout = layout_of(Mode.COLOCATE, train_gpus=8, rollout_gpus=16)
-    seating = seated(layout, [engines(16, 16)], assumed_bundles(16, 8), 8)
-    assert [len(part) for part in seating.engines[0].parts] == [8, 8]
-    assert [bundle.node for bundle in seating.train] == ["node 0"] * 8
+def test_engines_stay_within_the_gpus_of_rollouts():
+    layout = layout_of(Mode.SEPARATE, train_gpus=2, rollout_gpus=2)
+    slots = EngineSlots(name="a", first=1, gpus=2)
+    with pytest.raises(ConfigError, match="engine a of 2 GPUs: takes the GPUs from number 1 on"):
+        seat(layout, [slots], bundles_of(4), ranks_per_node=2, gpus_per_node=4)
+    with pytest.raises(ConfigError, match="engines have those from 2 to 3"):
+        seated(layout, [1, 2], bundles_of(4), 2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from slime.errors import ConfigError, DeadlineError
 from slime.ray import placement as placement_module
 from slime.ray.environment import actor_options
-from slime.ray.layout import Mode, SlotGroup, layout_of
+from slime.ray.layout import EngineSlots, Mode, layout_of
 from slime.ray.placement import is_placed, merged, missing, place
 from slime.ray.supervision import StopFlag, StopRequested, Supervisor
 
@@ -48,11 +48,14 @@ def placed(cluster):
 
     def make(mode, train, rollout, each=1, *, deadline=60.0, stop=None, notes=None, ranks_per_node=None):
         layout = layout_of(mode, train_gpus=train, rollout_gpus=rollout)
-        groups = [SlotGroup(name="default/regular", gpus=layout.rollout_gpus, gpus_per_engine=each)]
+        slots = [
+            EngineSlots(name=f"default/regular-{number}", first=first, gpus=each)
+            for number, first in enumerate(range(layout.rollout_offset, layout.bundles, each))
+        ]
         made.append(
             place(
                 layout,
-                groups if layout.rollout_gpus else [],
+                slots,
                 name="slime-test",
                 ranks_per_node=ranks_per_node or max(train, 1),
                 gpus_per_node=2,

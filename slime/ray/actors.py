@@ -22,7 +22,7 @@ from slime.ray.checkpoints import TRAINER, Checkpoint
 from slime.ray.delivery import Delivery, TrainerSharing
 from slime.ray.engine_pool import EnginePool
 from slime.ray.environment import actor_options
-from slime.ray.placement import Placement, merged
+from slime.ray.placement import Placement, here, merged
 from slime.ray.serving import (
     EVALUATION,
     ROLLOUT,
@@ -178,7 +178,7 @@ class Actors:
             repeatable=self._config.train.deterministic_mode,
             variables=environment_of(self._run_dir, name),
         )
-        actor = ray.remote(cls).options(**merged(options, placed or {})).remote(*arguments)
+        actor = ray.remote(cls).options(**merged(options, placed or here())).remote(*arguments)
         if vital:
             self._supervisor.watch(name, actor.watch.remote())
         return actor

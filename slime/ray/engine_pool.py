@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -276,7 +276,11 @@ class EnginePool:
         urls = dict(zip(calls, self._hands.wait_all("start of the engines", calls), strict=True))
         for name, engine in self._engines.items():
             if name in urls:
-                engine.endpoint = engine.spec.endpoint(urls[name], self._kind)
+                before = engine.endpoint
+                engine.endpoint = replace(
+                    engine.spec.endpoint(urls[name], self._kind),
+                    incarnation=0 if before is None else before.incarnation + 1,
+                )
                 engine.lost = None
                 if engine.stands == [Stand()]:
                     engine.stands = [Stand(port=host_and_port(urls[name])[1])]

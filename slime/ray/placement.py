@@ -1,7 +1,7 @@
 """The GPUs of a run in a Ray cluster: one placement group, waited for by name, and who sits on which of it.
 
 Invariant: a run is placed as a whole or not at all; a run without GPUs has no placement group, and its actors
-run where Ray puts them. Knows nothing of engines and trainers but how many GPUs they take.
+run on the driver's machine. Knows nothing of engines and trainers but how many GPUs they take.
 """
 
 from __future__ import annotations
@@ -143,6 +143,15 @@ class Placement:
             ),
             "runtime_env": {"env_vars": VISIBLE | {"CUDA_VISIBLE_DEVICES": ids}},
         }
+
+
+def here() -> dict[str, Any]:
+    """Options of an actor without a GPU: it runs on the driver's machine, where its files and hooks are."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    node = ray.get_runtime_context().get_node_id()
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False)}
 
 
 def merged(options: Mapping[str, Any], placed: Mapping[str, Any]) -> dict[str, Any]:

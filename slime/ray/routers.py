@@ -131,7 +131,8 @@ class Routers:
         if is_default and serving.sglang_router_ip is not None:
             return False
         wanted = bool(self._config.router) or (is_default and serving.sglang_router_port is not None)
-        return wanted or model.is_disaggregated or model.num_engines != 1
+        moves = self._host is not None and self._restarts is not None  # an engine of a lost node does
+        return wanted or moves or model.is_disaggregated or model.num_engines != 1
 
 
 def host_and_port(url: str) -> tuple[str, int]:

@@ -20,6 +20,8 @@ class EngineEndpoint:
         world_size: ranks that hold its weights: tensor times pipeline parallel size.
         updates_weights: whether the trainer's weights go there.
         is_external: started by others: never restarted, stopped or offloaded by us.
+        incarnation: which process of this name it is, from 0: one that replaces another shares no connection,
+            group or weights with it, though its address may be the same.
     """
 
     name: str
@@ -30,3 +32,4 @@ class EngineEndpoint:
     world_size: int = 1
     updates_weights: bool = True
     is_external: bool = False
+    incarnation: int = 0

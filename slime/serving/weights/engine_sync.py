@@ -66,7 +66,7 @@ class EngineSync:
             raise ConfigError(f"the pool has engines of several kinds: {', '.join(kinds)}", place="engines")
         if chosen == self._endpoints:
             return
-        self._unproved |= {endpoint.name for endpoint in chosen} - {e.name for e in self._endpoints}
+        self._unproved |= {endpoint.name for endpoint in chosen if endpoint not in self._endpoints}
         self._endpoints, self._wire, self._known = chosen, None, {}
         self._transport.forget()
 

@@ -114,7 +114,12 @@ class WeightsConfig:
         "hook (args, version_dir, rollout_engines) after a version of the weights is written to disk",
         "str",
     )
-    update_weights_interval: int = flag(1, "rollout steps between weight updates", "int", at_least=1)
+    update_weights_interval: int = flag(
+        1,
+        "with --async-training: rollout steps between weight updates; an evaluation makes one of its own",
+        "int",
+        at_least=1,
+    )
     check_weight_update_equal: bool = flag(
         False,
         "after the first update, compare the engine's weights or its log-probs with the trainer's",

@@ -42,11 +42,15 @@ def unused_by_weights(config: Config) -> list[tuple[str, object, str]]:
     both = (
         "update_weight_mode",
         "update_weight_transport",
-        "update_weights_interval",
         "check_weight_update_equal",
     )
     return [
         *((dest, moves, "both an engine and a trainer") for dest in both),
+        (
+            "update_weights_interval",
+            moves and config.overlaps and not config.is_fully_async,
+            "--async-training: elsewhere every step is followed by an update",
+        ),
         *(
             (dest, way in ("disk", "lora"), files)
             for dest in (
@@ -81,6 +85,13 @@ def weight_movement(config: Config, given: frozenset[str]) -> Iterator[Problem]:
     if is_delta and weights.update_weight_local_checkpoint_dir is None:
         yield Problem(
             _LOCAL_DIR, "is required: deltas are applied there", "name a folder of the engines' machine"
+        )
+    staleness, interval = config.rollout.max_staleness, weights.update_weights_interval
+    if staleness is not None and staleness < interval:
+        yield Problem(
+            "--update-weights-interval",
+            f"{interval} lets tokens be {interval} steps old, and --max-staleness is {staleness}",
+            "lower it, or raise --max-staleness",
         )
     if is_delta:
         yield from _packages(weights.update_weight_delta_checksum)

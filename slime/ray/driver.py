@@ -1,6 +1,6 @@
 """The loop of a run. All that it calls is an actor; all that it decides is in `Config` and `Plan`.
 
-Invariant: a step is generate, train, update; policy version N + 1 is the weights after N rollout steps. Where
+Invariant: a step is generate, train, update; policy version N is the weights after N rollout steps. Where
 they overlap, step N + 1 is generated while N trains: by the weights before it, or, fully asynchronous, across
 the update. Laptop and cluster run these lines.
 """
@@ -62,6 +62,7 @@ class Driver:
             evaluation_steps(config.evaluation, plan.first_rollout_step, plan.rollout_steps)
         )
         self._saved_at: int | None = None
+        self._synced = plan.first_rollout_step
         self._trained = trained
         model = config.model
         self._checkpoints = CheckpointWriter(Path(model.save), model.keep_checkpoints) if model.save else None
@@ -98,20 +99,28 @@ class Driver:
         self._console.phase(f"step {step}: rollout", plan.prompts_per_rollout_step)
         batch = self._batch_of(step)
         self._begin(step + 1)
-        metrics = batch.metrics | {"rollout/policy_version": float(step)}
+        metrics = batch.metrics | {"rollout/policy_version": float(self._synced)}
         if actors.trains:
             what = "critic only" if step < plan.critic_only_rollout_steps else "training"
             self._console.phase(f"step {step}: {what} on {len(batch.samples)} samples")
             update = actors.train(step, batch.samples)
             self._trained = self._trained.after(batch.samples)
             metrics |= update.metrics()
-            if self._has_next_batch(step + 1):
-                self._console.phase(f"step {step}: weights")
-                metrics |= actors.synchronise(step + 1)
+            if (step + 1 - plan.first_rollout_step) % self._config.weights.update_weights_interval == 0:
+                metrics |= self._synchronise(step + 1)
         metrics["perf/step_time"] = time.perf_counter() - started
         self._tracker.log(metrics | {"rollout/step": float(step)}, step)
         self._console.step(step, metrics)
         self._warn_of_gap(step, metrics)
+
+    def _synchronise(self, done: int) -> dict[str, float]:
+        """Give the engines the weights after so many steps, once the batch that older ones make is there."""
+        if not self._has_next_batch(done):
+            return {}
+        self._console.phase(f"step {done - 1}: weights")
+        metrics = self._actors.synchronise(done)
+        self._synced = done
+        return metrics
 
     def _begin(self, step: int) -> None:
         """Let a step be generated while the one before trains."""
@@ -150,6 +159,8 @@ class Driver:
     def _evaluate(self, done: int) -> None:
         if done not in self._evaluate_at or not self._actors.generates:
             return
+        if self._actors.trains and self._synced != done and not self._actors.evaluates_aside:
+            self._synchronise(done)
         if self._actors.evaluates_aside:
             self._tell_evaluations(wait=True)
             self._evaluations[done] = self._actors.begin_evaluate(done)

@@ -25,7 +25,7 @@ def test_the_way_is_chosen_by_mode_and_machine():
         "--update-weight-transport disk --update-weight-disk-dir /d --update-weight-disk-keep-files",
         f"{DELTA} --update-weight-delta-encoding overwrite --update-weight-delta-checksum adler32",
         "--update-weight-transport lora --update-weight-disk-dir /d --lora-rank 4",
-        "--check-weight-update-equal --update-weights-interval 2",
+        "--check-weight-update-equal --async-training --update-weights-interval 2",
     ],
 )
 def test_what_is_complete_is_taken(base, words):  # noqa: F811

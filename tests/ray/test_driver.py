@@ -120,3 +120,49 @@ def test_a_stop_behind_a_step_that_has_trained_counts_the_step(config, tmp_path)
     result = Driver(config, config.plan(None), actors, Console(), log, tmp_path, Trained()).run()
     assert actors.trained == [0, 1] and actors.versions == [1]
     assert result.steps_done == 2 and result.stopped and logged == [0, 1]
+
+
+class Versions(OneStep):
+    """Notes the versions that engines get."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.calls = []
+
+    def begin_generate(self, step):
+        return step
+
+    def generated(self, step, call, on_progress):
+        return RolloutBatch([])
+
+    def synchronise(self, version):
+        self.calls.append(f"update {version}")
+        return {}
+
+    def evaluate(self, step):
+        self.calls.append(f"evaluation {step}")
+        return {}
+
+
+def test_weights_travel_at_the_interval_and_before_each_evaluation(config, tmp_path):
+    config = dataclasses.replace(
+        config,
+        rollout=dataclasses.replace(config.rollout, async_training=True),
+        data=dataclasses.replace(config.data, num_rollout=5),
+        weights=dataclasses.replace(config.weights, update_weights_interval=3),
+        evaluation=dataclasses.replace(config.evaluation, eval_config="e.yaml", eval_interval=2),
+    )
+    actors, log, versions = Versions(), Log(), []
+    log.log = lambda metrics, step: versions.append(metrics.get("rollout/policy_version"))
+    Driver(config, config.plan(None), actors, Console(), log, tmp_path, Trained()).run()
+    assert actors.calls == [
+        "evaluation 0",
+        "update 2",
+        "evaluation 2",
+        "update 3",
+        "update 4",
+        "evaluation 4",
+        "update 5",
+        "evaluation 5",
+    ]
+    assert [version for version in versions if version is not None] == [0, 0, 2, 3, 4]

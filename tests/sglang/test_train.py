@@ -80,7 +80,9 @@ def test_a_real_coding_agent_is_trained_through_sglang_for_one_step(tmp_path):
         "rollout-max-context-len": 40000,
         "rollout-timeout": 2700,
         "run-dir": tmp_path / "train",
-    } | {name.replace("_", "-"): value for name, value in (SGLANG | {"sglang_max_total_tokens": 98304}).items()}
+    } | {
+        name.replace("_", "-"): value for name, value in (SGLANG | {"sglang_max_total_tokens": 98304}).items()
+    }
     with environment(**variables):
         step = train(tmp_path, flags)
     assert step["agent/trained_share"] == 1.0 and 1 <= step["agent/turns"] <= 2

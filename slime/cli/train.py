@@ -26,6 +26,7 @@ from slime.ray.checkpoints import Checkpoint, Found, find, refuse_later_steps
 from slime.rollout.eval import check_eval_hooks
 from slime.rollout.hooks import check_hooks
 from slime.rollout.inflight import IN_FLIGHT
+from slime.serving.topology_flags import topology_of_run
 from slime.train.memory import estimate_memory
 from slime.utils.data import count_rows
 from slime.utils.eval_config import build_eval_dataset_configs
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
     plan = config.plan(_prompts_in_data(config), _first_step(config, checkpoint))
     if config.model.save:
         refuse_later_steps(Path(config.model.save), plan.first_rollout_step, found.skipped)
-    print("\n".join(_preamble(config, plan, found)), flush=True)
+    print("\n".join([*_preamble(config, plan, found), *_topology(config)]), flush=True)
     if config.run.dry_run:
         return 0
     run_dir = _run_dir(config)
@@ -52,6 +53,17 @@ def main(argv: list[str]) -> int:
         stopped, places = _run(config, plan, checkpoint, run_dir, console, tracker)
     print("\n" + "\n".join(report_lines(run_dir, places)))
     return INTERRUPTED if stopped else 0
+
+
+def _topology(config: Config) -> list[str]:
+    """The topology of a file, and warnings about it.
+
+    Raises:
+        ConfigError: one that cannot be laid out.
+    """
+    topology, warnings = topology_of_run(config)
+    served = [f"served                  {topology.line()}"] if config.serving.sglang_config else []
+    return served + [f"warning: {problem.flag}: {problem.message} ({problem.remedy})" for problem in warnings]
 
 
 def _run_dir(config: Config) -> Path:

@@ -14,8 +14,6 @@ from typing import cast
 
 from slime.config import Config
 from slime.config.device_sharing import DeviceSharing, share_devices
-from slime.config.passthrough import table_of
-from slime.config.serving_sections import ServingConfig
 from slime.ray.delivery import Way
 from slime.ray.engine_pool import EnginePool, Hands
 from slime.ray.layout import EngineSlots, Layout
@@ -26,9 +24,8 @@ from slime.ray.supervision import Supervisor
 from slime.serving.endpoint import EngineKind
 from slime.serving.engine_specs import EngineSpec, plan_engines
 from slime.serving.external import Expected, ExternalEngine, discover
-from slime.serving.overrides import EmbeddedRules, OverrideRules, SglangRules
 from slime.serving.topology import Topology, single_model
-from slime.serving.topology_yaml import Given, read_topology
+from slime.serving.topology_flags import topology_of_run
 from slime.serving.weights.sync import UpdatePause
 
 ROLLOUT, EVALUATION = "rollout", "evaluation"
@@ -98,15 +95,15 @@ def plan_serving(config: Config) -> ServingPlan:
         ConfigError: a topology that cannot be, engines that do not fit, too few GPUs.
         EngineUnavailableError: an external engine does not answer.
     """
-    sharing = share_devices(config)
+    topology, _ = topology_of_run(config)
+    sharing = replace(share_devices(config), rollout_gpus=topology.num_gpus)
     layout = layout_of_run(config, sharing)
     placed = is_placed(layout, config.serving.place_on_gpus)
-    sharing = share_devices(config, on_gpus=placed)
+    sharing = replace(share_devices(config, on_gpus=placed), rollout_gpus=topology.num_gpus)
     kind = cast(EngineKind, config.serving.rollout_engine)
     externals = _externals(config)
     if externals:
         kind = externals[0].endpoint.kind
-    topology = topology_of(config, sharing)
     engines = topology.num_engines
     if kind == "embedded" and not placed:
         config = _on_shared_cores(config, max(1, engines))
@@ -119,31 +116,6 @@ def plan_serving(config: Config) -> ServingPlan:
         topology=topology,
         externals=externals,
     )
-
-
-def topology_of(config: Config, sharing: DeviceSharing) -> Topology:
-    """The models and their groups of servers, by --sglang-config or by counts.
-
-    Raises:
-        ConfigError: with every problem of the file.
-    """
-    serving, folder = config.serving, config.model.hf_checkpoint or ""
-    if serving.sglang_config is None:
-        return single_model(
-            folder,
-            num_gpus=sharing.rollout_gpus,
-            num_gpus_per_engine=serving.rollout_num_gpus_per_engine,
-            prefill_engines=serving.prefill_num_servers or 0,
-        )
-    given = Given(
-        model_path=folder,
-        rules=_rules(serving),
-        num_gpus=serving.rollout_num_gpus,
-        num_gpus_per_engine=serving.rollout_num_gpus_per_engine,
-        trains=not config.run.debug_rollout_only,
-    )
-    topology, _ = read_topology(serving.sglang_config, given)
-    return topology
 
 
 def take_gpus(
@@ -206,12 +178,6 @@ def make_evaluation_pool(plan: ServingPlan, hands: Hands, logs: Path) -> EngineP
     model = single_model(config.model.hf_checkpoint or "", num_gpus=1)
     specs = [replace(spec, name=EVALUATION) for spec in plan_engines(model)]
     return EnginePool(config, plan.kind, specs, hands, None, logs, label="evaluation engine")
-
-
-def _rules(serving: ServingConfig) -> OverrideRules:
-    if serving.rollout_engine == "embedded":
-        return EmbeddedRules()
-    return SglangRules(table_of("sglang", serving.sglang_python))
 
 
 def _externals(config: Config) -> tuple[ExternalEngine, ...]:

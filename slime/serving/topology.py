@@ -93,6 +93,10 @@ class Topology:
         """The model that rollouts ask unless they name another."""
         return self.models[0]
 
+    def line(self) -> str:
+        """The topology as a person reads it."""
+        return "; ".join(f"{model.name}: {_groups_line(model)}" for model in self.models)
+
 
 def single_model(
     model_path: str, *, num_gpus: int, num_gpus_per_engine: int = 1, prefill_engines: int = 0
@@ -111,6 +115,19 @@ def single_model(
         if count
     )
     return Topology(models=(ServedModel(name=DEFAULT_MODEL, model_path=model_path, groups=groups),))
+
+
+def _groups_line(model: ServedModel) -> str:
+    groups = [
+        f"{group.num_engines} {group.worker_type} of {_gpus(group.num_gpus_per_engine)}"
+        for group in model.groups
+        if group.worker_type != "placeholder"
+    ]
+    return (", ".join(groups) or "no engine") + (", updated" if model.update_weights else ", frozen")
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def same_folder(first: str | None, second: str | None) -> bool:

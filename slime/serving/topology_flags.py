@@ -6,6 +6,8 @@ that says so. Knows neither processes nor GPUs.
 
 from __future__ import annotations
 
+from slime.config import Config
+from slime.config.device_sharing import share_devices
 from slime.config.passthrough import installed_version, table_of
 from slime.config.problem import Problem
 from slime.config.serving_sections import ServingConfig
@@ -49,6 +51,23 @@ def topology_of(
         prefill_engines=serving.prefill_num_servers or 0,
     )
     return topology, []
+
+
+def topology_of_run(config: Config) -> tuple[Topology, list[Problem]]:
+    """The topology that a run starts, and warnings; one without engines where it has none of its own.
+
+    Raises:
+        ConfigError: as `topology_of`.
+    """
+    serving = config.serving
+    if config.train_only or serving.rollout_external_engine_addrs is not None:
+        return single_model(config.model.hf_checkpoint or "", num_gpus=0), []
+    return topology_of(
+        serving,
+        model_path=config.model.hf_checkpoint,
+        default_gpus=share_devices(config).rollout_gpus,
+        trains=not config.run.debug_rollout_only,
+    )
 
 
 def rules_of(serving: ServingConfig) -> OverrideRules:

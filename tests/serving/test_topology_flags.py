@@ -3,12 +3,14 @@
 import pytest
 import yaml
 
+from slime.config import load_config
 from slime.config.serving_sections import ServingConfig
 from slime.errors import ConfigError
 from slime.serving.engine_specs import plan_engines
 from slime.serving.launch import LaunchSettings, embedded_config, sglang_launch
-from slime.serving.topology_flags import topology_of
+from slime.serving.topology_flags import topology_of, topology_of_run
 from tests.config.fake_engine import fake_python
+from tests.tiny import tiny_model_dir
 
 
 def names(default_gpus=1, model_path="m", **flags):
@@ -105,3 +107,41 @@ def test_an_embedded_engine_is_configured_by_flags_and_overrides(tmp_path):
     (spec,) = specs_of(tmp_path, [group], rollout_engine="embedded")
     config = embedded_config(spec, LaunchSettings(kind="embedded", log_dir=tmp_path))
     assert (config.max_running_requests, config.host, config.port) == (3, "127.0.0.1", None)
+
+
+def run_words(folder, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"input": "1+1", "label": "2"}\n')
+    return [
+        *("--hf-checkpoint", str(folder), "--rollout-engine", "embedded", "--dry-run"),
+        *("--prompt-data", str(tmp_path / "data.jsonl"), "--rm-type", "math", "--label-key", "label"),
+        *("--rollout-batch-size", "8", "--n-samples-per-prompt", "4"),
+        *("--num-rollout", "10", "--rollout-max-response-len", "16"),
+    ]
+
+
+def test_a_dry_run_tells_the_topology_its_doubts_and_what_is_wrong_with_it(tmp_path, capsys):
+    from slime.cli.train import main
+
+    folder, path = tiny_model_dir(tmp_path / "model"), tmp_path / "t.yaml"
+    groups = "server_groups: [{worker_type: regular, num_gpus: 2}, {worker_type: placeholder, num_gpus: 1}]"
+    twin = f"{{name: twin, model_path: other, update_weights: true, {groups}}}"
+    path.write_text(f"sglang:\n  - {{name: actor, {groups}}}\n  - {twin}\n")
+    assert main([*run_words(folder, tmp_path), "--sglang-config", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "served                  actor: 2 regular of 1 GPU, updated; twin: 2 regular of 1 GPU, updated"
+        in told
+    )
+    assert f"warning: {path}:3: twin serves 'other', and gets the weights of '{folder}'" in told
+    path.write_text("sglang: [{name: actor}]")
+    with pytest.raises(ConfigError, match="t.yaml:1: actor has no server_groups"):
+        main([*run_words(folder, tmp_path), "--sglang-config", str(path)])
+    with pytest.raises(ConfigError, match="--rollout-num-gpus-per-engine"):
+        main([*run_words(folder, tmp_path), "--rollout-num-gpus-per-engine", "2"])
+
+
+def test_a_run_without_engines_of_its_own_has_a_topology_without_engines(tmp_path):
+    folder = tiny_model_dir(tmp_path / "model")
+    words = [*run_words(folder, tmp_path), "--rollout-external-engine-addrs", "h:1"]
+    topology, warnings = topology_of_run(load_config(words))
+    assert (topology.num_engines, topology.line(), warnings) == (0, "default: no engine, updated", [])

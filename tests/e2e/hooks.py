@@ -6,7 +6,8 @@ import random
 
 import psutil
 
-from slime.rollout.sglang_rollout import generate
+from slime.rollout.sglang_rollout import generate, get_model_url
+from slime.utils.http_utils import post
 
 
 async def low_bytes(args, sample, **kwargs):
@@ -108,3 +109,12 @@ def first_tokens_out(args, rollout_id, rollout_data):
     for mask, advantages in zip(rollout_data["loss_masks"], rollout_data["advantages"], strict=True):
         mask[0] = mask[0] if rollout_id == 0 else 0
         advantages *= 0.5
+
+
+async def asks_the_judge(args, sample, **kwargs):
+    """A reward that asks another model of the topology first, which must not have the trainer's weights."""
+    body = {"input_ids": sample.tokens[:8], "sampling_params": {"max_new_tokens": 1}}
+    answer = await post(get_model_url(args, "judge"), body)
+    if answer["meta_info"]["weight_version"] != "default":
+        raise ValueError("the judge was given weights")
+    return await low_bytes(args, sample)

@@ -282,8 +282,10 @@ class Actors:
         released = self._is_held and self._serving.sharing.offload_rollout
         endpoints = self._pool.endpoints
         report = self._deliver(ROLLOUT, endpoints, version, self._serving.pause, released=released)
-        self._is_held = False
         self._leave_out(report)
+        if self._is_held:
+            self._pool.go_on(released=released)
+        self._is_held = False
         self._mend()
         self._pool.resume_checks()
         self._wait("news of a weight update", self._manager.weights_changed.remote(version))

@@ -18,6 +18,7 @@ from slime.rollout.loop import run_blocking
 from slime.serving.embedded.process import EngineProcess
 from slime.serving.endpoint import EngineKind
 from slime.serving.engine_specs import EngineSpec
+from slime.serving.launch import sglang_settings
 from slime.serving.server_process import ServerProcess
 from slime.serving.sglang.command import EngineLaunch
 from slime.serving.sglang.process import SGLangProcess
@@ -103,6 +104,10 @@ class EngineActor:
         """Stop generating; with `release`, give up memory too: the trainer is about to need it."""
         run_blocking(_hold(EngineClient(self._process.url), release))
 
+    def go_on(self, released: bool) -> None:
+        """Generate again after `hold`, with the weights as they are."""
+        run_blocking(_go_on(EngineClient(self._process.url), released))
+
     def log_tail(self) -> str:
         """The end of the engine's log."""
         return self._process.log_tail() if self._ready.is_set() else ""
@@ -122,26 +127,33 @@ class EngineActor:
     def _sglang(self, stand: Stand) -> ServerProcess:
         assert stand.ports is not None
         config, serving, spec = self._config, self._config.serving, self._spec
-        pipeline = int(config.sglang.get("pp_size", 1))
+        python, bootstrap = serving.sglang_python, stand.ports.bootstrap
+        overrides, stages = sglang_settings(spec, config.sglang, python, bootstrap)
         launch = EngineLaunch(
             model_path=spec.model_path,
             host=stand.host,
             port=stand.ports.http,
             nccl_port=stand.ports.nccl,
             seed=config.model.seed + spec.ordinal,
-            tp_size=spec.num_gpus // pipeline,
-            pp_size=pipeline,
+            tp_size=spec.num_gpus // stages,
+            pp_size=stages,
             nnodes=stand.nnodes,
             node_rank=stand.node_rank,
             dist_init_addr=stand.meeting,
             return_routed_experts=config.algorithm.use_rollout_routing_replay,
             flags=config.sglang,
-            overrides=spec.settings,
+            overrides=overrides,
         )
-        return SGLangProcess(launch, self._log_file, python=serving.sglang_python)
+        return SGLangProcess(launch, self._log_file, python=python)
 
 
 async def _hold(client: EngineClient, release: bool) -> None:
     await client.pause("abort")
     if release:
         await client.release_memory()
+
+
+async def _go_on(client: EngineClient, released: bool) -> None:
+    if released:
+        await client.resume_memory()
+    await client.resume()

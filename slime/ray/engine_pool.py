@@ -165,9 +165,21 @@ class EnginePool:
             EngineError: one cannot; with `replaces`, it is lost instead.
         """
         self.pause_checks()
-        for name, call in self._calls("hold", release).items():
+        self._each("hold of the engines", self._calls("hold", release))
+
+    def go_on(self, *, released: bool) -> None:
+        """Those of our engines that no weight update wakes generate again after `hold`.
+
+        Raises:
+            EngineError: as `hold`.
+        """
+        calls = self._calls("go_on", released, only_kept=True)
+        self._each("engines that keep their weights", calls)
+
+    def _each(self, what: str, calls: Mapping[str, Any]) -> None:
+        for name, call in calls.items():
             try:
-                self._hands.wait_all("hold of the engines", {name: call})
+                self._hands.wait_all(what, {name: call})
             except SlimeError as error:
                 if not self._replaces:
                     raise
@@ -259,7 +271,7 @@ class EnginePool:
         if endpoint.name in self._externals:
             return self._externals[endpoint.name].bootstrap_port
         ports = self._engines[endpoint.name].stands[0].ports
-        return ports.bootstrap if ports is not None else None
+        return ports.bootstrap if ports is not None and endpoint.worker_type == "prefill" else None
 
     def _launch(self, specs: Sequence[EngineSpec]) -> None:
         for spec in specs:
@@ -338,11 +350,14 @@ class EnginePool:
         }
         return self._hands.wait_all(f"{question} of an engine", calls)
 
-    def _calls(self, method: str, *arguments: Any) -> dict[str, Any]:
+    def _calls(self, method: str, *arguments: Any, only_kept: bool = False) -> dict[str, Any]:
+        """The same call at our engines that generate; `only_kept`: at those that keep their weights."""
         return {
             name: getattr(engine.parts[0], method).remote(*arguments)
             for name, engine in self._engines.items()
             if engine.lost is None
+            and engine.spec.worker_type != "encoder"
+            and not (only_kept and engine.spec.update_weights)
         }
 
     def _monitor(self) -> HealthMonitor:

@@ -101,16 +101,7 @@ def sglang_launch(spec: EngineSpec, settings: LaunchSettings, bootstrap_port: in
     Raises:
         ConfigError: its GPUs do not divide by its pipeline stages.
     """
-    overrides = spec.settings_for(table_of("sglang", settings.python).by_field)
-    if bootstrap_port is not None:
-        overrides["disaggregation_bootstrap_port"] = bootstrap_port
-    stages = int(overrides.get("pp_size") or settings.sglang.get("pp_size") or 1)
-    if spec.num_gpus % stages:
-        raise ConfigError(
-            f"{spec.num_gpus} GPUs do not divide into {stages} pipeline stages",
-            place=spec.name,
-            remedy="another num_gpus_per_engine or pp_size",
-        )
+    overrides, stages = sglang_settings(spec, settings.sglang, settings.python, bootstrap_port)
     return EngineLaunch(
         model_path=spec.model_path,
         host=settings.host,
@@ -122,3 +113,28 @@ def sglang_launch(spec: EngineSpec, settings: LaunchSettings, bootstrap_port: in
         flags=settings.sglang,
         overrides=overrides,
     )
+
+
+def sglang_settings(
+    spec: EngineSpec, flags: Mapping[str, Any], python: str | None, bootstrap_port: int | None
+) -> tuple[dict[str, Any], int]:
+    """What an SGLang engine is told above all flags, and its pipeline stages.
+
+    Args:
+        flags: those that the user gave, by field.
+        bootstrap_port: where it hands keys over, if it prefills for others.
+
+    Raises:
+        ConfigError: its GPUs do not divide by its pipeline stages.
+    """
+    overrides = spec.settings_for(table_of("sglang", python).by_field)
+    if spec.worker_type == "prefill" and bootstrap_port is not None:
+        overrides["disaggregation_bootstrap_port"] = bootstrap_port
+    stages = int(overrides.get("pp_size") or flags.get("pp_size") or 1)
+    if spec.num_gpus % stages:
+        raise ConfigError(
+            f"{spec.num_gpus} GPUs do not divide into {stages} pipeline stages",
+            place=spec.name,
+            remedy="another num_gpus_per_engine or pp_size",
+        )
+    return overrides, stages

@@ -2,11 +2,12 @@
 
     python benchmarks/weights.py [--model 135m|1b] [--engine embedded|sglang --sglang-python P] [--out F]
 
-A model with random weights in bfloat16 lies in shared memory; the engine serves it in another process, and
-gets a new version by each way a few times, at rest, on one thread. A copy is one of all bytes of the model,
-between two blocks of this process that were written before, on one thread, best of a few. The first update
-of a way, which makes its memory and its group, is told apart from the later ones, of which the median counts.
-Deltas change 1 % and 10 % of the elements, drawn at random.
+A model with random weights in bfloat16 lies in shared memory, as a trainer's on CPU does, and its folder in
+/dev/shm; the engine serves it in another process, and gets a new version by each way a few times, at rest,
+on one thread. Before each update a copy is timed: as many bytes as the model has (512 MiB at most), between
+two blocks of this process that were written before, on one thread. The first update of a way, which makes
+its memory and its group, is told apart from the later ones, of which medians count. Deltas change 1 % and 10
+% of the elements, drawn at random.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from slime.serving.endpoint import EngineEndpoint
 from slime.serving.sglang.command import EngineLaunch
 from slime.serving.sglang.process import SGLangProcess
 from slime.serving.weights.factory import make_weight_sync
+from slime.serving.weights.shared import SharedWeights
 
 SHAPES = {
     "135m": {
@@ -54,7 +56,10 @@ SHAPES = {
 AIM = 0.4
 """Share of the copy rate that tensor and disk should reach."""
 REPEATS = 3
-HEAD = f"{'way':22} {'first s':>8} {'s':>8} {'pause s':>8} {'GB/s':>6} {'of copy':>8} {'wire MB':>8}"
+HEAD = (
+    f"{'way':22} {'first s':>8} {'s':>8} {'pause s':>8} {'GB/s':>6} {'copy':>6} {'of copy':>8} "
+    f"{'in pause':>8} {'wire MB':>8}"
+)
 
 
 class Model:
@@ -75,10 +80,11 @@ class Model:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         generator = torch.Generator().manual_seed(0)
-        self.tensors = {
-            name: torch.empty(p.shape, dtype=torch.bfloat16).uniform_(-0.03, 0.03, generator=generator)
-            for name, p in model.named_parameters()
-        }
+        self.shared = SharedWeights.reserve(model.to(torch.bfloat16).named_parameters())
+        self.shared.hide()
+        self.tensors = self.shared.views
+        for tensor in self.tensors.values():
+            tensor.uniform_(-0.03, 0.03, generator=generator)
         self.bytes = sum(tensor.nbytes for tensor in self.tensors.values())
         folder.mkdir(parents=True)
         config.save_pretrained(folder)
@@ -100,37 +106,52 @@ class Model:
 
 @dataclass
 class Row:
-    """What a way took."""
+    """What a way took.
+
+    Attributes:
+        first, seconds, pause: seconds of the first and of later updates, and of their pauses.
+        rate, copy: 1e9 bytes a second of updates and of copies.
+        wire: 1e6 bytes that travelled.
+    """
 
     way: str
     first: float
     seconds: float
     pause: float
     rate: float
-    share: float
+    copy: float
     wire: float
+
+    @property
+    def share(self) -> float:
+        """Of the copy rate."""
+        return self.rate / self.copy
 
     def line(self) -> str:
         """A line of the table."""
+        pause = self.share * self.seconds / self.pause
         return (
             f"{self.way:22} {self.first:8.2f} {self.seconds:8.2f} {self.pause:8.2f} {self.rate:6.2f} "
-            f"{self.share:8.0%} {self.wire / 1e6:8.1f}"
+            f"{self.copy:6.2f} {self.share:8.0%} {pause:8.0%} {self.wire:8.1f}"
         )
 
 
-def copy_rate(size: int) -> float:
-    """Bytes a second of a plain copy on one thread, best of five."""
-    source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    source.fill_(1), target.fill_(2)
-    best = 0.0
-    for _ in range(5):
+class Copies:
+    """Plain copies on one thread."""
+
+    def __init__(self, size: int) -> None:
+        self._source, self._target = (torch.full((size,), value, dtype=torch.uint8) for value in (1, 2))
+
+    def rate(self) -> float:
+        """Bytes a second of one."""
         started = time.perf_counter()
-        target.copy_(source)
-        best = max(best, size / (time.perf_counter() - started))
-    return best
+        self._target.copy_(self._source)
+        return len(self._source) / (time.perf_counter() - started)
 
 
-def measure(way: str, model: Model, endpoint: EngineEndpoint, root: Path, copy: float, version: int) -> Row:
+def measure(
+    way: str, model: Model, endpoint: EngineEndpoint, root: Path, copies: Copies, version: int
+) -> Row:
     """Some updates by one way."""
     name, _, detail = way.partition(" ")
     flags: dict[str, str] = {"update_weight_transport": name}
@@ -148,12 +169,14 @@ def measure(way: str, model: Model, endpoint: EngineEndpoint, root: Path, copy: 
         hf_checkpoint=str(model.folder),
         timeout=600.0,
         one_machine=True,
+        shared=model.shared,
     )
     sync.connect([endpoint])
-    reports = []
+    reports, rates = [], []
     for number in range(1 + REPEATS):
         if share:
             model.change(share)
+        rates.append(copies.rate())
         report = sync.update(version + number, "abort")
         if report.failed:
             raise SystemExit(f"{way}: {dict(report.failed)}")
@@ -162,15 +185,15 @@ def measure(way: str, model: Model, endpoint: EngineEndpoint, root: Path, copy: 
     first, later = reports[0], reports[1:]
     middle = {key: statistics.median(metrics[key] for metrics in later) for key in later[0]}
     seconds = middle["perf/update_weights_time"]
-    rate = model.bytes / seconds
+    copy = statistics.median(rates[1:])
     return Row(
         way,
         first["perf/update_weights_time"],
         seconds,
         middle["perf/update_weights_pause_time"],
-        rate / 1e9,
-        rate / copy,
-        middle.get("perf/update_weights_wire_bytes", float(model.bytes)),
+        model.bytes / seconds / 1e9,
+        copy / 1e9,
+        middle.get("perf/update_weights_wire_bytes", float(model.bytes)) / 1e6,
     )
 
 
@@ -204,14 +227,12 @@ def main() -> None:
         engine = start(options.engine, model, root, options.sglang_python)
         try:
             endpoint = EngineEndpoint(name="engine", url=engine.url, kind=options.engine)
+            copies = Copies(min(model.bytes, 512 << 20))
+            print(f"{options.model}, {options.engine}: {model.bytes / 1e6:.0f} MB\n{HEAD}", flush=True)
             rows = []
-            for number, way in enumerate(options.ways.split(",")):
-                copy = copy_rate(model.bytes)
-                if not number:
-                    print(f"{options.model}, {options.engine}: {model.bytes / 1e6:.0f} MB")
-                    print(HEAD + "   copy GB/s", flush=True)
-                rows.append(measure(way, model, endpoint, root, copy, 100 * (number + 1)))
-                print(f"{rows[-1].line()} {copy / 1e9:10.2f}", flush=True)
+            for number, way in enumerate(options.ways.split(","), start=1):
+                rows.append(measure(way, model, endpoint, root, copies, 100 * number))
+                print(rows[-1].line(), flush=True)
         finally:
             engine.stop()
     finally:

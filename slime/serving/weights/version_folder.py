@@ -32,10 +32,15 @@ class FolderWriter:
 
     def shard(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
         """Write one file."""
-        from safetensors.torch import save_file
+        from slime.serving.weights.quantise.tensor_file import TensorFile
 
         path = self._folder / _shard_name(len(self._shards), None)
-        save_file(dict(tensors), path, metadata={"format": "pt"} | dict(metadata or {}))
+        file = TensorFile(path, tensors, metadata)
+        try:
+            for name, tensor in tensors.items():
+                file.write(name, tensor.cpu())
+        finally:
+            file.close()
         self._shards.append([*tensors])
         self.bytes += path.stat().st_size
 

@@ -64,7 +64,7 @@ def test_what_is_applied_is_the_new_tensor_bit_for_bit(encoding, dtype, count, s
 @pytest.mark.parametrize("cut", [0, 1, 5, 11])
 def test_payloads_that_do_not_fit_are_refused_before_a_byte_changes(encoding, cut):
     old, new = np.zeros(8, np.uint8), np.arange(8, dtype=np.uint8)
-    payload = encode(encoding, old, new, "w")
+    payload = encode(encoding, old, new, "w").tobytes()
     target = old.copy()
     with pytest.raises(ModelError, match="broken"):
         apply(encoding, payload[: min(cut, len(payload) - 1)], target, "w")

@@ -38,8 +38,8 @@ def checksum_of(name: str) -> Checksum:
     raise ConfigError(f"unknown checksum {name!r}", remedy="xxh3-128, blake3 or adler32")
 
 
-def compressed(data: bytes) -> bytes:
-    """A zstd frame.
+def compressed(data: Any) -> bytes:
+    """A zstd frame of anything with bytes.
 
     Raises:
         ConfigError: its package is not installed.

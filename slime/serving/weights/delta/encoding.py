@@ -20,7 +20,7 @@ _MOST = 2**32
 """Bytes of a tensor whose positions fit a word."""
 
 
-def encode(encoding: Encoding, old: Bytes, new: Bytes, name: str) -> bytes:
+def encode(encoding: Encoding, old: Bytes, new: Bytes, name: str) -> Bytes:
     """What turns `old` into `new`, of the same length.
 
     xor: the exclusive or of both. overwrite: the number of bytes that differ, their positions (each a
@@ -30,7 +30,7 @@ def encode(encoding: Encoding, old: Bytes, new: Bytes, name: str) -> bytes:
         ModelError: positions do not fit.
     """
     if encoding == "xor":
-        return np.bitwise_xor(old, new).tobytes()
+        return np.bitwise_xor(old, new)
     if len(new) > _MOST:
         raise ModelError(
             f"has {len(new)} bytes, more than positions can tell",
@@ -39,7 +39,7 @@ def encode(encoding: Encoding, old: Bytes, new: Bytes, name: str) -> bytes:
         )
     positions = np.flatnonzero(old != new)
     words = np.concatenate([[len(positions)], positions]).astype(_WORD)
-    return words.tobytes() + new[positions].tobytes()
+    return np.concatenate([words.view(np.uint8), new[positions]])
 
 
 def apply(encoding: Encoding, payload: bytes, target: Bytes, name: str) -> None:

@@ -87,12 +87,14 @@ class DeltaPublisher:
     def _write(self, writer: FolderWriter, changes: Iterator[tuple[str, bytes, str]]) -> None:
         held: dict[str, torch.Tensor] = {}
         sums: dict[str, str] = {}
+        size = 0
         for name, payload, checksum in changes:
             held[name] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
             sums[name] = checksum
-            if sum(map(len, held.values())) >= self._shard_size:
+            size += len(payload)
+            if size >= self._shard_size:
                 writer.shard(held, sums)
-                held, sums = {}, {}
+                held, sums, size = {}, {}, 0
         if held:
             writer.shard(held, sums)
 

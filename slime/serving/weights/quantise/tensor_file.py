@@ -37,13 +37,16 @@ class TensorFile:
         size: bytes of all tensors.
     """
 
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> None:
         """Write the header.
 
         Args:
             tensors: each with its shape and dtype; values are not looked at.
+            metadata: free text entries of the header.
         """
-        header, self._places, self.size = _layout(tensors)
+        header, self._places, self.size = _layout(tensors, {"format": "pt"} | dict(metadata or {}))
         self._start = len(header)
         self._missing = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         self._file = path.open("wb")
@@ -66,9 +69,9 @@ class TensorFile:
         return not self._missing
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
+def _layout(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
     """Header, places and size; wide dtypes come first, so that every tensor is aligned for its own."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {"__metadata__": metadata}
     places, offset = {}, 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
         tensor, places[name] = tensors[name], offset

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from slime.config.problem import Problem
 from slime.config.serving_sections import WeightsConfig
@@ -16,6 +16,8 @@ from slime.config.serving_sections import WeightsConfig
 if TYPE_CHECKING:
     from slime.config import Config
 
+ADAPTER = "slime"
+"""What engines call the adapters of --update-weight-transport lora."""
 TransportName: TypeAlias = Literal["tensor", "nccl", "disk", "lora"]
 _DISK_DIR, _LOCAL_DIR = "--update-weight-disk-dir", "--update-weight-local-checkpoint-dir"
 _TRANSPORT = "--update-weight-transport"
@@ -29,6 +31,17 @@ def choose_transport(config: WeightsConfig, *, one_machine: bool) -> TransportNa
     if config.update_weight_mode == "delta":
         return "disk"
     return "tensor" if one_machine else "nccl"
+
+
+def request_fields(args: Any) -> dict[str, Any]:
+    """What each ``/generate`` of a run says besides, so that the weights that were moved answer it.
+
+    Args:
+        args: the flags by name.
+    """
+    adapters = getattr(args, "update_weight_transport", None) == "lora"
+    is_sglang = getattr(args, "rollout_engine", None) == "sglang"
+    return {"lora_path": ADAPTER} if adapters and is_sglang else {}
 
 
 def unused_by_weights(config: Config) -> list[tuple[str, object, str]]:

@@ -50,6 +50,8 @@ async def _answered(args: Any, prompts: list[Sample]) -> list[Sample]:
     settings = SimpleNamespace(
         rollout_timeout=getattr(args, "rollout_timeout", None),
         hf_checkpoint=getattr(args, "hf_checkpoint", None),
+        update_weight_transport=getattr(args, "update_weight_transport", None),
+        rollout_engine=getattr(args, "rollout_engine", None),
     )
 
     async def default(_: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:

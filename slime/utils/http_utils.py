@@ -70,7 +70,7 @@ async def post(
         return scope.refuse()
     from slime.utils.engine_client import EngineClient
 
-    payload = {"rid": uuid.uuid4().hex} | payload
+    payload = {"rid": uuid.uuid4().hex, **scope.fields} | payload
     engine, prompt = EngineClient(url.removesuffix("/generate")), payload.get("input_ids") or ()
     with scope.holding(str(payload["rid"]), engine.abort, len(prompt)) as call:
         try:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +52,7 @@ class RequestScope:
     Attributes:
         timeout: most seconds that one call may take, or None.
         on_call: told of every call when it ends.
+        fields: what each ``/generate`` says besides, where it does not say it itself.
         stopped: whether no more tokens are wanted.
         interrupted: whether a call was ended or refused because of that.
         calls: those in flight, by request id.
@@ -59,6 +60,7 @@ class RequestScope:
 
     timeout: float | None = None
     on_call: Callable[[Call], None] | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
     stopped: bool = False
     interrupted: bool = False
     calls: dict[str, Call] = field(default_factory=dict)

@@ -1,10 +1,12 @@
 """Flags of weight movement: what each way needs, what has no effect, what contradicts."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from slime.config import FULLY_ASYNC, load_config
 from slime.config.serving_sections import WeightsConfig
-from slime.config.weight_movement import choose_transport
+from slime.config.weight_movement import choose_transport, request_fields
 from slime.errors import ConfigError
 from tests.config.test_device_sharing import base, refused  # noqa: F401
 
@@ -16,6 +18,14 @@ def test_the_way_is_chosen_by_mode_and_machine():
     assert choose_transport(WeightsConfig(), one_machine=False) == "nccl"
     assert choose_transport(WeightsConfig(update_weight_mode="delta"), one_machine=True) == "disk"
     assert choose_transport(WeightsConfig(update_weight_transport="nccl"), one_machine=True) == "nccl"
+
+
+def test_requests_name_the_adapter_only_where_engines_have_it():
+    sglang = SimpleNamespace(update_weight_transport="lora", rollout_engine="sglang")
+    assert request_fields(sglang) == {"lora_path": "slime"}
+    assert request_fields(SimpleNamespace(update_weight_transport="lora", rollout_engine="embedded")) == {}
+    assert request_fields(SimpleNamespace(update_weight_transport=None, rollout_engine="sglang")) == {}
+    assert request_fields(SimpleNamespace()) == {}
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime.config.serving_sections import WeightsConfig
+from slime.config.weight_movement import ADAPTER
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.sglang.command import EngineLaunch
 from slime.serving.sglang.process import SGLangProcess
-from slime.serving.weights.factory import make_weight_sync, request_fields
+from slime.serving.weights.factory import make_weight_sync
 from slime.serving.weights.probe import Probe
 from tests.serving.weights.pool import PROMPT, ModelSource, StrikingSource, expected, scores
 from tests.serving.wire import ok
@@ -198,7 +199,7 @@ def test_adapters_alone_are_loaded_and_named_by_requests(folder, tmp_path, monke
     try:
         sync = make(folder, source, "lora", tmp_path)
         sync.connect([EngineEndpoint(name="engine", url=server.url, kind="sglang")])
-        fields = request_fields(WeightsConfig(update_weight_transport="lora"), "sglang")
+        fields = {"lora_path": ADAPTER}
         for version in (1, 2):
             source.change(version)
             report = sync.update(version, "abort")

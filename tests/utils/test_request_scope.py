@@ -4,9 +4,10 @@ import contextlib
 import pytest
 
 from slime.agent.adapters import OpenAIAdapter
+from slime.errors import EngineRequestError
 from slime.serving.scripted import ScriptedAnswer
 from slime.utils.engine_client import EngineClient
-from slime.utils.http_utils import post
+from slime.utils.http_utils import HttpError, post
 from slime.utils.request_scope import REPEAT_SECONDS, RequestScope, current_scope, entered
 from tests.agent.kit import served
 from tests.rollout.kit import scripted, until
@@ -47,6 +48,19 @@ def test_a_stop_ends_a_call_at_the_engine_with_the_tokens_that_it_has():
     assert 3 <= len(answer.output_ids) == len(answer.log_probs) < 40
     assert events == ["abort:one"]
     assert scope.calls == {}
+
+
+def test_fields_of_a_scope_are_sent_with_each_call_that_does_not_say_otherwise():
+    """Both engines refuse the field by its name, so an answer is one without it."""
+    scope = RequestScope(fields={"lora_path": "slime"})
+    with scripted() as server:
+        url = server.url + "/generate"
+        with pytest.raises(EngineRequestError, match="lora_path"):
+            asyncio.run(in_scope(scope, ask(server.url)))
+        with pytest.raises(HttpError, match="lora_path"):
+            asyncio.run(in_scope(scope, post(url, {"input_ids": [5]})))
+        answer = asyncio.run(in_scope(scope, post(url, {"input_ids": [5], "lora_path": None})))
+    assert answer["output_ids"]
 
 
 def test_later_calls_of_a_stopped_scope_get_an_empty_aborted_answer_and_are_not_sent():

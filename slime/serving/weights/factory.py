@@ -23,7 +23,7 @@ from slime.serving.weights.distributed import DistributedTransport
 from slime.serving.weights.engine_sync import EngineSync
 from slime.serving.weights.full import FullPublisher
 from slime.serving.weights.layout import read_layout
-from slime.serving.weights.lora import ADAPTER, LoraTransport
+from slime.serving.weights.lora import LoraTransport
 from slime.serving.weights.names import chained, checkpoint_names
 from slime.serving.weights.outgoing import Transform, WireForm
 from slime.serving.weights.probe import Probe
@@ -72,13 +72,6 @@ def make_weight_sync(
     return EngineSync(
         source, run.transport(name), run.form(name), is_first=is_first, timeout=timeout, probe=probe
     )
-
-
-def request_fields(config: WeightsConfig, engine_kind: EngineKind) -> dict[str, str]:
-    """What each ``/generate`` must say besides, so that it is answered by the weights that were moved."""
-    if config.update_weight_transport == "lora" and engine_kind == "sglang":
-        return {"lora_path": ADAPTER}
-    return {}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from slime.config.weight_movement import ADAPTER
 from slime.errors import ConfigError, EngineRequestError
 from slime.serving.weights.client import WeightClient
 from slime.serving.weights.disk import AfterWrite
@@ -18,8 +19,6 @@ from slime.serving.weights.sync import WeightSource
 from slime.serving.weights.transport import Update
 from slime.serving.weights.version_folder import version_path
 
-ADAPTER = "slime"
-"""What engines call the adapter; ``lora_path`` of requests."""
 _FLAG = "--update-weight-transport lora"
 
 

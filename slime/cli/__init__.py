@@ -18,7 +18,7 @@ VERBS = {
     "check": "check a configuration and its hooks without a run",
     "eval": "evaluate a model behind an engine, resumably",
     "rollout": "make rollouts with an engine and write them down, resumably",
-    "serve": "serve a model with the embedded engine",
+    "serve": "serve a model with the embedded engine, or a topology of models",
     "convert": "turn a GGUF file into a Hugging Face folder, or a folder into FP8 or INT4 and back",
     "simulate": "choose how rollouts and training overlap, in virtual time",
     "replay": "decide the batches of a run again from its event log",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime.config.engine_choice import gpu_present
 from slime.config.passthrough import table_of
 from slime.config.sections import EngineConfig
 from slime.errors import ConfigError
@@ -109,7 +110,8 @@ def sglang_launch(spec: EngineSpec, settings: LaunchSettings, bootstrap_port: in
         seed=settings.seed + spec.ordinal,
         tp_size=spec.num_gpus // stages,
         pp_size=stages,
-        base_gpu_id=spec.first_gpu,
+        # On CPUs it is the number of a NUMA node.
+        base_gpu_id=spec.first_gpu if gpu_present() else 0,
         flags=settings.sglang,
         overrides=overrides,
     )

@@ -101,10 +101,15 @@ def ask(url, body=None, key=None, timeout=30):
         return json.loads(answer.read())
 
 
-def ask_all(url, keys, at_once=8):
-    """One call a key; keys may be None."""
+def ask_all(url, keys, at_once=8, prompts=None):
+    """One call a key, which may be None; `prompts` by key."""
+
+    def call(item):
+        body = {"rid": f"r{item[0]}"} | ({} if prompts is None else {"input_ids": prompts[item[1]]})
+        return ask(url, body, item[1])
+
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(lambda item: ask(url, {"rid": f"r{item[0]}"}, item[1]), enumerate(keys)))
+        return list(pool.map(call, enumerate(keys)))
 
 
 def places(servers, keys):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from slime.observability.doctor import environment_of
 from slime.ray.batch import RolloutBatch
 from slime.ray.checkpoints import TRAINER, Checkpoint
 from slime.ray.delivery import Delivery, TrainerSharing
+from slime.ray.devices import DeviceTurns
 from slime.ray.engine_pool import EnginePool
 from slime.ray.environment import actor_options
 from slime.ray.placement import Placement, here, merged
@@ -68,7 +70,7 @@ class Actors:
         self._pool: EnginePool | None = None
         self._evaluation_pool: EnginePool | None = None
         self._version = 0
-        self._is_held = False
+        self._turns: DeviceTurns
 
     @property
     def generates(self) -> bool:
@@ -95,14 +97,15 @@ class Actors:
             console.note(self._check_log_probs())
 
     def _launch(self, plan: Plan) -> None:
-        """All actors start at the same time; the data is waited for first, as the likeliest to fail (several
-        ranks of a trainer meet before, which loads nothing).
+        """All actors start at the same time, but where engines and trainer share GPUs; the data is waited for
+        first, as the likeliest to fail (several ranks of a trainer meet before, which loads nothing).
 
         An actor is made empty and loads in `start`: an error there keeps its type and its message, while
         Ray turns one in a constructor into the actor's death.
         """
         self._serving = serving = plan_serving(self._config)
         self._config = config = serving.config
+        self._turns = DeviceTurns(generates=self.generates, overlaps=config.overlaps)
         logs = self._run_dir / "logs"
         self._placement = take_gpus(serving, self._supervisor, self._deadline, self._note)
         self._manager = self.make("rollout manager", MANAGER, 8, config, str(self._run_dir))
@@ -111,6 +114,9 @@ class Actors:
             self._pool = make_pool(serving, self, logs, self._placement)
             self._supervisor.look(self._pool.poll)
             self._pool.begin_start()
+            if self._shares_gpus:
+                self._pool.finish_start()
+                self._hold(self._pool)
         if self.generates and self.trains:
             self._evaluation_pool = make_evaluation_pool(serving, self, logs)
         if self.trains:
@@ -123,12 +129,14 @@ class Actors:
             loaded = self._trainer.call("start", self._meeting(self._trainer), sharing)
         self._wait_at_start("start of the rollout manager", manager)
         if self._pool is not None:
-            self._pool.finish_start()
+            if not self._shares_gpus:
+                self._pool.finish_start()
             connected = self._manager.connect.remote(self._pool.addresses())
             self._wait_at_start("connection to the engines", connected)
         self._launch_evaluation()
         if self._trainer is not None:
-            self._wait_at_start("start of the trainer", loaded)
+            with self._trainer_awake():
+                self._wait_at_start("start of the trainer", loaded)
 
     def _launch_evaluation(self) -> None:
         """A manager that only evaluates, where there is an engine for it."""
@@ -142,6 +150,15 @@ class Actors:
         self._wait_at_start("start of the evaluation manager", loaded)
         connected = self._evaluation_manager.connect.remote(pool.addresses())
         self._wait_at_start("its connection", connected)
+
+    @property
+    def _shares_gpus(self) -> bool:
+        """Whether engines and trainer cannot be awake at once: then engines come up first, and make room."""
+        return self._placement is not None and self._serving.sharing.colocate
+
+    def _trainer_awake(self) -> AbstractContextManager[None]:
+        """Around what wakes the trainer besides training."""
+        return self._turns.training() if self._shares_gpus else nullcontext()
 
     @property
     def _shares_memory(self) -> bool:
@@ -202,7 +219,12 @@ class Actors:
     def _check_log_probs(self) -> str:
         assert self._trainer is not None
         samples = self._wait_at_start("probe of the engine", self._manager.probe.remote())
-        values = self._wait_at_start("log-probs of the probe", self._trainer.call("log_probs", samples))
+        if self._pool is not None and self._shares_gpus:
+            self._hold(self._pool)
+        with self._trainer_awake():
+            values = self._wait_at_start("log-probs of the probe", self._trainer.call("log_probs", samples))
+        if self._shares_gpus:
+            self.synchronise(self._version)
         precision = self._wait_at_start("precision", self._trainer.first.precision.remote())
         return check_log_probs(samples, values, {precision, self._serving.engine_dtype})
 
@@ -265,11 +287,15 @@ class Actors:
         weights."""
         assert self._trainer is not None
         if self._pool is not None and not self._config.overlaps:
-            self._pool.hold(release=self._serving.sharing.offload_rollout)
-            self._is_held = True
-        update: RolloutUpdate = self._wait("training", self._trainer.call("train", step, samples))
+            self._hold(self._pool)
+        with self._turns.training():
+            update: RolloutUpdate = self._wait("training", self._trainer.call("train", step, samples))
         self._version = step + 1
         return update
+
+    def _hold(self, pool: EnginePool) -> None:
+        with self._turns.hold():
+            pool.hold(release=self._serving.sharing.offload_rollout)
 
     def synchronise(self, version: int) -> dict[str, float]:
         """Give the trainer's weights to the engines as policy `version`."""
@@ -279,13 +305,13 @@ class Actors:
         started = time.perf_counter()
         self._wait("rollouts before a weight update", self._manager.before_update.remote())
         self._pool.pause_checks()
-        released = self._is_held and self._serving.sharing.offload_rollout
         endpoints = self._pool.endpoints
-        report = self._deliver(ROLLOUT, endpoints, version, self._serving.pause, released=released)
-        self._leave_out(report)
-        if self._is_held:
-            self._pool.go_on(released=released)
-        self._is_held = False
+        with self._turns.update() as held:
+            released = held and self._serving.sharing.offload_rollout
+            report = self._deliver(ROLLOUT, endpoints, version, self._serving.pause, released=released)
+            self._leave_out(report)
+            if held:
+                self._pool.go_on(released=released)
         self._mend()
         self._pool.resume_checks()
         self._wait("news of a weight update", self._manager.weights_changed.remote(version))

@@ -1,20 +1,17 @@
-"""Who holds the devices when engines and trainer take turns: the states of a run, and the calls between them.
+"""Who holds the devices when engines and trainer take turns: the states of a run, and the steps between them.
 
-Invariant: engine and trainer are never both awake, except where they have devices of their own; a step that
-does not lead on from the present state raises before anything is called. Knows order, and no engines.
+Invariant: a step that does not lead on from the present state raises before anything is done, and after one
+that failed none does; so engines never generate while the trainer trains, except where rollouts overlap
+training on devices of their own. Knows order; knows no engines and no memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
-from typing import Protocol
 
 from slime.errors import SlimeError
-
-WEIGHTS, CACHE = ("weights",), ("kv_cache", "cuda_graph")
-"""Tags of what an engine gives up, in the order in which it comes back: weights are needed for the update,
-the rest only to generate."""
 
 
 class Holder(Enum):
@@ -22,41 +19,9 @@ class Holder(Enum):
 
     ROLLOUT = "engines generate, the trainer sleeps"
     NOBODY = "engines are paused, the trainer sleeps"
-    TRAINING = "the trainer trains, engines are paused"
-    UPDATE = "engines take weights, the trainer sleeps"
+    TRAINING = "the trainer is awake, engines are paused"
+    BOTH = "engines generate while the trainer trains"
     UNKNOWN = "a step between two states failed"
-
-
-class EnginesSide(Protocol):
-    """All engines of the run that the trainer takes turns with."""
-
-    def pause(self) -> None:
-        """End what is generated, and begin nothing."""
-        ...
-
-    def go_on(self) -> None:
-        """Generate again."""
-        ...
-
-    def release_memory(self, tags: tuple[str, ...]) -> None:
-        """Give up memory; on GPUs that a trainer shares."""
-        ...
-
-    def resume_memory(self, tags: tuple[str, ...]) -> None:
-        """Take it back."""
-        ...
-
-
-class TrainerSide(Protocol):
-    """All ranks of the trainer."""
-
-    def sleep(self) -> None:
-        """Give up the device; what is needed again stays on the host."""
-        ...
-
-    def wake(self) -> None:
-        """Take it back."""
-        ...
 
 
 class OutOfTurnError(SlimeError):
@@ -64,79 +29,59 @@ class OutOfTurnError(SlimeError):
 
 
 class DeviceTurns:
-    """The turns of one run.
-
-    A step of training is `hold`, `begin_training`, `end_training`, `begin_update`, `begin_rollout`. A trainer
-    is loaded between `hold` and `end_training` too, with `trainer_is_loaded` in place of `begin_training`.
+    """The turns of one run. Each step is a block: what is to be done in it, is done when it ends.
 
     Args:
-        offload_rollout: engines give up their memory while they are paused.
-        offload_train: the trainer gives up its own while it does not train.
+        generates: there are engines. They start awake, and the trainer asleep.
+        overlaps: engines and trainer have devices of their own.
     """
 
-    def __init__(
-        self,
-        engines: EnginesSide,
-        trainer: TrainerSide,
-        *,
-        offload_rollout: bool,
-        offload_train: bool,
-    ) -> None:
-        self._engines, self._trainer = engines, trainer
-        self._offload_rollout, self._offload_train = offload_rollout, offload_train
-        self.holder = Holder.ROLLOUT
-        """Engines start awake, and alone."""
+    def __init__(self, *, generates: bool, overlaps: bool = False) -> None:
+        self.holder = Holder.ROLLOUT if generates else Holder.NOBODY
+        self._overlaps = overlaps
 
-    def hold(self) -> None:
-        """Engines stop generating, and give up their memory."""
-        self._step("hold", Holder.ROLLOUT, Holder.NOBODY, self._pause)
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Engines stop generating, and give up memory that the trainer needs."""
+        self._need("hold", Holder.ROLLOUT)
+        with self._between(Holder.NOBODY):
+            yield
 
-    def trainer_is_loaded(self) -> None:
-        """The trainer came up on the devices: it is awake, though nothing woke it."""
-        self._step("trainer_is_loaded", Holder.NOBODY, Holder.TRAINING, lambda: None)
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """The trainer wakes, loads or trains, and sleeps again."""
+        alone = Holder.TRAINING
+        if self._overlaps and self.holder is Holder.ROLLOUT:
+            alone = Holder.BOTH
+        else:
+            self._need("training", Holder.NOBODY)
+        with self._between(self.holder, during=alone):
+            yield
 
-    def begin_training(self) -> None:
-        """The trainer wakes."""
-        self._step("begin_training", Holder.NOBODY, Holder.TRAINING, self._wake)
+    @contextmanager
+    def update(self) -> Iterator[bool]:
+        """Engines take memory for weights, weights, and the rest of their memory; then they generate.
 
-    def end_training(self) -> None:
-        """The trainer sleeps; its weights can still be read."""
-        self._step("end_training", Holder.TRAINING, Holder.NOBODY, self._sleep)
+        The block gets whether they were held before, and have memory to take.
+        """
+        self._need("update", Holder.NOBODY, Holder.ROLLOUT)
+        held = self.holder is Holder.NOBODY
+        with self._between(Holder.ROLLOUT):
+            yield held
 
-    def begin_update(self) -> None:
-        """Engines take memory for weights."""
-        self._step("begin_update", Holder.NOBODY, Holder.UPDATE, lambda: self._resume(WEIGHTS))
-
-    def begin_rollout(self) -> None:
-        """Engines take the rest of their memory, and generate."""
-        self._step("begin_rollout", Holder.UPDATE, Holder.ROLLOUT, self._continue)
-
-    def _step(self, name: str, before: Holder, after: Holder, act: Callable[[], None]) -> None:
-        if self.holder is not before:
+    def _need(self, step: str, *states: Holder) -> None:
+        if self.holder not in states:
+            wanted = ", or ".join(state.value for state in states)
             raise OutOfTurnError(
-                f"{name} needs that {before.value}; now {self.holder.value}", place="devices of the run"
+                f"needs that {wanted}; now {self.holder.value}", place=f"{step} of the devices"
             )
-        self.holder = Holder.UNKNOWN
-        act()
+
+    @contextmanager
+    def _between(self, after: Holder, during: Holder = Holder.UNKNOWN) -> Iterator[None]:
+        self.holder = during
+        try:
+            yield
+        except BaseException:
+            self.holder = Holder.UNKNOWN
+            raise
         self.holder = after
-
-    def _pause(self) -> None:
-        self._engines.pause()
-        if self._offload_rollout:
-            self._engines.release_memory(WEIGHTS + CACHE)
-
-    def _wake(self) -> None:
-        if self._offload_train:
-            self._trainer.wake()
-
-    def _sleep(self) -> None:
-        if self._offload_train:
-            self._trainer.sleep()
-
-    def _resume(self, tags: tuple[str, ...]) -> None:
-        if self._offload_rollout:
-            self._engines.resume_memory(tags)
-
-    def _continue(self) -> None:
-        self._resume(CACHE)
-        self._engines.go_on()

@@ -20,6 +20,16 @@ def cluster(monkeypatch):
     cluster.shutdown()
 
 
+def test_engine_and_trainer_take_turns_on_one_gpu(world, cluster):
+    text = world.train("shared", colocate=True, num_rollout=3, num_gpus_per_node=1)
+    assert "placement               1 GPU (trainer 1, engines 1; colocate)" in text
+    place = next(line for line in text.splitlines() if "train rank 0" in line).partition(": ")[2]
+    assert f"engine default/regular-0: {place}" in text
+    rows = [row for row in world.metrics("shared") if "train/loss" in row]
+    assert len(rows) == 3
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-4 for row in rows)
+
+
 def test_an_engine_of_a_lost_node_goes_on_at_another_and_nothing_is_lost(world, cluster):
     name = "cluster"
     metrics, log = world.folder / name / "metrics.jsonl", world.folder / f"{name}.log"

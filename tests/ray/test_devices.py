@@ -1,135 +1,76 @@
-"""Who holds the devices: the order of calls, and steps out of turn."""
-
-import itertools
+"""Who holds the devices: what leads on from where, and steps out of turn."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.ray.devices import CACHE, WEIGHTS, DeviceTurns, Holder, OutOfTurnError
+from slime.ray.devices import DeviceTurns, Holder, OutOfTurnError
 
+STEPS = ("hold", "training", "update")
 LEGAL = {
     (Holder.ROLLOUT, "hold"): Holder.NOBODY,
-    (Holder.NOBODY, "trainer_is_loaded"): Holder.TRAINING,
-    (Holder.NOBODY, "begin_training"): Holder.TRAINING,
-    (Holder.TRAINING, "end_training"): Holder.NOBODY,
-    (Holder.NOBODY, "begin_update"): Holder.UPDATE,
-    (Holder.UPDATE, "begin_rollout"): Holder.ROLLOUT,
+    (Holder.NOBODY, "training"): Holder.NOBODY,
+    (Holder.NOBODY, "update"): Holder.ROLLOUT,
+    (Holder.ROLLOUT, "update"): Holder.ROLLOUT,
 }
-STEPS = sorted({step for _, step in LEGAL})
-A_STEP = ("hold", "begin_training", "end_training", "begin_update", "begin_rollout")
+OVERLAPPING = LEGAL | {(Holder.ROLLOUT, "training"): Holder.ROLLOUT}
 
 
-class Both:
-    """Engines and trainer that write down what they are told, and what each of them holds."""
-
-    def __init__(self):
-        self.calls = []
-        self.memory = {*WEIGHTS, *CACHE}
-        self.awake = False
-        self.fails = None
-
-    def _told(self, name):
-        if name == self.fails:
-            raise OSError(f"{name} failed")
-        self.calls.append(name)
-
-    def pause(self):
-        self._told("pause")
-
-    def go_on(self):
-        self._told("go_on")
-
-    def release_memory(self, tags):
-        assert set(tags) <= self.memory
-        self._told("release")
-        self.memory -= set(tags)
-
-    def resume_memory(self, tags):
-        assert not set(tags) & self.memory
-        self._told(f"resume {' '.join(tags)}")
-        self.memory |= set(tags)
-
-    def wake(self):
-        assert not self.awake
-        self._told("wake")
-        self.awake = True
-
-    def sleep(self):
-        self._told("sleep")
-        self.awake = False
+def test_a_step_of_training_holds_trains_and_updates():
+    turns = DeviceTurns(generates=True)
+    with turns.update() as held:
+        assert not held
+    with turns.hold():
+        pass
+    with turns.training():
+        assert turns.holder is Holder.TRAINING
+    with turns.update() as held:
+        assert held
+    assert turns.holder is Holder.ROLLOUT
 
 
-def turns(both, rollout=True, train=True):
-    return DeviceTurns(both, both, offload_rollout=rollout, offload_train=train)
-
-
-def test_a_step_frees_before_it_takes_and_takes_weights_before_the_cache():
-    both = Both()
-    one = turns(both)
-    for step in A_STEP:
-        getattr(one, step)()
-    assert both.calls == [
-        *("pause", "release", "wake", "sleep"),
-        *("resume weights", "resume kv_cache cuda_graph", "go_on"),
-    ]
-    assert one.holder is Holder.ROLLOUT and both.memory == {*WEIGHTS, *CACHE}
-
-
-@pytest.mark.parametrize(
-    ("rollout", "train", "calls"),
-    [
-        (False, False, ["pause", "go_on"]),
-        (False, True, ["pause", "wake", "sleep", "go_on"]),
-        (True, False, ["pause", "release", "resume weights", "resume kv_cache cuda_graph", "go_on"]),
-    ],
-)
-def test_who_does_not_offload_is_paused_and_keeps_its_memory(rollout, train, calls):
-    both = Both()
-    one = turns(both, rollout, train)
-    for step in A_STEP:
-        getattr(one, step)()
-    assert both.calls == calls
-
-
-def test_a_trainer_is_loaded_while_engines_are_down_and_sleeps_before_they_take_weights():
-    both = Both()
-    one = turns(both)
-    one.hold()
-    one.trainer_is_loaded()
-    with pytest.raises(OutOfTurnError):
-        one.begin_update()
-    one.end_training()
-    one.begin_update()
-    assert both.calls == ["pause", "release", "sleep", "resume weights"]
+def test_without_engines_the_trainer_trains_and_nothing_is_held():
+    turns = DeviceTurns(generates=False)
+    with turns.training():
+        assert turns.holder is Holder.TRAINING
+    with pytest.raises(OutOfTurnError), turns.hold():
+        pass
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=30), st.booleans(), st.booleans())
-def test_what_is_out_of_turn_raises_and_calls_nothing(steps, rollout, train):
-    both = Both()
-    one = turns(both, rollout, train)
+def test_what_is_out_of_turn_raises_before_anything_is_done(steps, generates, overlaps):
+    turns, legal = DeviceTurns(generates=generates, overlaps=overlaps), OVERLAPPING if overlaps else LEGAL
     for step in steps:
-        before, calls = one.holder, list(both.calls)
-        if (before, step) in LEGAL:
-            getattr(one, step)()
-            assert one.holder is LEGAL[before, step]
+        before, done = turns.holder, False
+        if (before, step) in legal:
+            with getattr(turns, step)():
+                done = True
+            assert turns.holder is legal[before, step] and done
         else:
-            with pytest.raises(OutOfTurnError, match=step):
-                getattr(one, step)()
-            assert (one.holder, both.calls) == (before, calls)
-        if rollout and train:
-            assert not (both.awake and both.memory)
+            with pytest.raises(OutOfTurnError, match=f"{step} of the devices"), getattr(turns, step)():
+                done = True
+            assert turns.holder is before and not done
 
 
-def test_after_a_step_that_failed_nothing_is_in_turn():
-    for step, failing in itertools.product(A_STEP, ("pause", "wake", "sleep", "resume weights", "go_on")):
-        both = Both()
-        one = turns(both)
-        both.fails = failing
+@given(st.lists(st.sampled_from(STEPS), max_size=10), st.sampled_from(STEPS), st.booleans())
+def test_engines_and_trainer_are_never_both_awake_where_they_take_turns(steps, inside, overlaps):
+    turns = DeviceTurns(generates=True, overlaps=overlaps)
+    for step in steps:
         try:
-            for name in A_STEP:
-                getattr(one, name)()
-        except OSError:
-            assert one.holder is Holder.UNKNOWN
-        with pytest.raises(OutOfTurnError, match="a step between two states failed"):
-            getattr(one, step)()
+            with getattr(turns, step)():
+                if step == "training" and not overlaps:
+                    with pytest.raises(OutOfTurnError), getattr(turns, inside)():
+                        pass
+                assert turns.holder is not Holder.BOTH or overlaps
+        except OutOfTurnError:
+            continue
+
+
+@pytest.mark.parametrize("failing", STEPS)
+def test_after_a_step_that_failed_nothing_is_in_turn(failing):
+    turns = DeviceTurns(generates=failing != "training")
+    with pytest.raises(OSError, match="broken"), getattr(turns, failing)():
+        raise OSError("broken")
+    for step in STEPS:
+        with pytest.raises(OutOfTurnError, match="a step between two states failed"), getattr(turns, step)():
+            pass

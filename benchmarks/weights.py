@@ -13,8 +13,10 @@ its memory and its group, is told apart from the later ones, of which medians co
 import argparse
 import json
 import shutil
+import signal
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -56,6 +58,7 @@ SHAPES = {
 AIM = 0.4
 """Share of the copy rate that tensor and disk should reach."""
 REPEATS = 3
+WAYS = "tensor,nccl,disk,delta xor 1,delta xor 10,delta overwrite 1,delta overwrite 10"
 HEAD = (
     f"{'way':22} {'first s':>8} {'s':>8} {'pause s':>8} {'GB/s':>6} {'copy':>6} {'of copy':>8} "
     f"{'in pause':>8} {'wire MB':>8}"
@@ -216,10 +219,11 @@ def main() -> None:
     parser.add_argument("--model", choices=[*SHAPES], default="135m")
     parser.add_argument("--engine", choices=["embedded", "sglang"], default="embedded")
     parser.add_argument("--sglang-python")
-    parser.add_argument("--ways", default="tensor,nccl,disk,delta xor 1,delta xor 10,delta overwrite 1")
+    parser.add_argument("--ways", default=WAYS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     root = Path(tempfile.mkdtemp(prefix="slime-bench-", dir="/dev/shm"))
     try:
         arch = "qwen3" if options.engine == "sglang" else "llama"

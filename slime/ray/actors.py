@@ -303,7 +303,8 @@ class Actors:
         if self._pool is None or self._trainer is None:
             return {}
         started = time.perf_counter()
-        self._wait("rollouts before a weight update", self._manager.before_update.remote())
+        waited = self._manager.before_update.remote()
+        self._wait("rollouts before a weight update", waited, on_tick=self._mend)
         self._pool.pause_checks()
         endpoints = self._pool.endpoints
         with self._turns.update() as held:

@@ -8,43 +8,15 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slime.config import Config
 from slime.observability.doctor import patient_of_environment
-from slime.ray.ports import EnginePorts, first_free, own_address
+from slime.ray.ports import first_free, own_address
 from slime.rollout.loop import run_blocking
-from slime.serving.embedded.process import EngineProcess
-from slime.serving.endpoint import EngineKind
 from slime.serving.engine_specs import EngineSpec
-from slime.serving.launch import sglang_settings
+from slime.serving.launch import LaunchSettings, Stand, start_engine
 from slime.serving.server_process import ServerProcess
-from slime.serving.sglang.command import EngineLaunch
-from slime.serving.sglang.process import SGLangProcess
 from slime.utils.engine_client import EngineClient
-
-LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stand:
-    """Where an engine, or a part of it, listens.
-
-    Attributes:
-        host: address that it binds, and under which it is reached.
-        port: of the server; None takes any free one.
-        ports: all of an SGLang engine.
-        node_rank, nnodes: which part of how many; the first part answers requests.
-        meeting: host:port where the parts meet.
-    """
-
-    host: str = LOOPBACK
-    port: int | None = None
-    ports: EnginePorts | None = None
-    node_rank: int = 0
-    nnodes: int = 1
-    meeting: str | None = None
 
 
 class EngineActor:
@@ -53,9 +25,8 @@ class EngineActor:
     No method is a coroutine: Ray would then run all of them on one event loop, and `watch` would block it.
     """
 
-    def __init__(self, config: Config, kind: EngineKind, spec: EngineSpec, log_file: str) -> None:
-        self._config = config
-        self._kind = kind
+    def __init__(self, settings: LaunchSettings, spec: EngineSpec, log_file: str) -> None:
+        self._settings = settings
         self._spec = spec
         self._log_file = Path(log_file)
         self._ready = threading.Event()
@@ -76,7 +47,8 @@ class EngineActor:
         Raises:
             EngineError: it did not start; holds the end of its log.
         """
-        self._process = self._embedded(stand) if self._kind == "embedded" else self._sglang(stand)
+        running = start_engine(self._spec, self._settings, stand=stand, log_file=self._log_file)
+        self._process = running.process
         self._ready.set()
         return self._process.url
 
@@ -116,35 +88,6 @@ class EngineActor:
         """End the process."""
         if self._ready.is_set():
             self._process.stop()
-
-    def _embedded(self, stand: Stand) -> ServerProcess:
-        port = stand.port if stand.ports is None else stand.ports.http
-        engine = replace(self._config.engine, host=stand.host, port=port, **self._spec.settings)
-        if self._config.train.deterministic_mode:
-            engine = replace(engine, enable_deterministic_inference=True)
-        return EngineProcess(self._spec.model_path, engine, self._log_file)
-
-    def _sglang(self, stand: Stand) -> ServerProcess:
-        assert stand.ports is not None
-        config, serving, spec = self._config, self._config.serving, self._spec
-        python, bootstrap = serving.sglang_python, stand.ports.bootstrap
-        overrides, stages = sglang_settings(spec, config.sglang, python, bootstrap)
-        launch = EngineLaunch(
-            model_path=spec.model_path,
-            host=stand.host,
-            port=stand.ports.http,
-            nccl_port=stand.ports.nccl,
-            seed=config.model.seed + spec.ordinal,
-            tp_size=spec.num_gpus // stages,
-            pp_size=stages,
-            nnodes=stand.nnodes,
-            node_rank=stand.node_rank,
-            dist_init_addr=stand.meeting,
-            return_routed_experts=config.algorithm.use_rollout_routing_replay,
-            flags=config.sglang,
-            overrides=overrides,
-        )
-        return SGLangProcess(launch, self._log_file, python=python)
 
 
 async def _hold(client: EngineClient, release: bool) -> None:

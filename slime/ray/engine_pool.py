@@ -10,20 +10,19 @@ import os
 import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
-from slime.config import Config
+from slime.config.serving_sections import ServingConfig
 from slime.errors import EngineError, SlimeError
-from slime.ray.engine_actor import LOOPBACK, Stand
 from slime.ray.health import HealthMonitor, HealthTimes, RestartBudget
 from slime.ray.layout import EngineSeat
 from slime.ray.placement import Placement
 from slime.ray.ports import FIRST_PORT, PortBook
 from slime.ray.routers import Routers, host_and_port
-from slime.serving.endpoint import EngineEndpoint, EngineKind
+from slime.serving.endpoint import EngineEndpoint
 from slime.serving.engine_specs import EngineSpec, start_waves, with_encoders
 from slime.serving.external import ExternalEngine
+from slime.serving.launch import LaunchSettings, Stand
 
 ACTOR = "slime.ray.engine_actor.EngineActor"
 THREADS = 4
@@ -83,27 +82,26 @@ class EnginePool:
 
     def __init__(
         self,
-        config: Config,
-        kind: EngineKind,
+        serving: ServingConfig,
+        settings: LaunchSettings,
         specs: Sequence[EngineSpec],
         hands: Hands,
         routers: Routers | None,
-        logs: Path,
         *,
         externals: Sequence[ExternalEngine] = (),
         replaces: bool = False,
         placement: Placement | None = None,
         label: str = "engine",
     ) -> None:
-        self._config, self._kind, self._hands, self._routers = config, kind, hands, routers
-        self._logs, self._replaces, self._placement, self._label = logs, replaces, placement, label
+        self._serving, self._settings, self._hands, self._routers = serving, settings, hands, routers
+        self._replaces, self._placement, self._label = replaces, placement, label
         self._engines = {spec.name: Engine(spec) for spec in specs}
         seats: Sequence[EngineSeat | None] = [None] * len(specs) if placement is None else placement.engines
         self._seats = dict(zip(self._engines, seats, strict=True))
         self._externals = {external.endpoint.name: external for external in externals}
         self._lost_externals: set[str] = set()
         self._ports = PortBook(_first_port() if placement is None else FIRST_PORT)
-        self._budget = RestartBudget(config.serving.rollout_engine_restarts)
+        self._budget = RestartBudget(serving.rollout_engine_restarts)
         self._failures: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._health: HealthMonitor | None = None
         self._waves = list(start_waves(specs))
@@ -270,8 +268,8 @@ class EnginePool:
     def _bootstrap_port(self, endpoint: EngineEndpoint) -> int | None:
         if endpoint.name in self._externals:
             return self._externals[endpoint.name].bootstrap_port
-        ports = self._engines[endpoint.name].stands[0].ports
-        return ports.bootstrap if ports is not None and endpoint.worker_type == "prefill" else None
+        port = self._engines[endpoint.name].stands[0].bootstrap_port
+        return port if endpoint.worker_type == "prefill" else None
 
     def _launch(self, specs: Sequence[EngineSpec]) -> None:
         for spec in specs:
@@ -290,7 +288,7 @@ class EnginePool:
             if name in urls:
                 before = engine.endpoint
                 engine.endpoint = replace(
-                    engine.spec.endpoint(urls[name], self._kind),
+                    engine.spec.endpoint(urls[name], self._settings.kind),
                     incarnation=0 if before is None else before.incarnation + 1,
                 )
                 engine.lost = None
@@ -299,15 +297,14 @@ class EnginePool:
 
     def _make(self, engine: Engine, part: int) -> Any:
         spec, seat = engine.spec, self._seats[engine.spec.name]
-        file = self._logs / f"{_file_name(self._label, spec, part, len(self._engines))}.log"
+        file = self._settings.log_dir / f"{_file_name(self._label, spec, part, len(self._engines))}.log"
         placed = {} if self._placement is None or seat is None else self._placement.engine_options(seat, part)
         name = self._label if len(self._engines) == 1 else f"{self._label} {_part_name(spec.name, part)}"
         actor = self._hands.make(
             name,
             ACTOR,
             THREADS,
-            self._config,
-            self._kind,
+            self._settings,
             spec,
             str(file),
             placed=placed,
@@ -325,10 +322,10 @@ class EnginePool:
         """Where the parts listen: as before, or at ports that are free on their machines."""
         if engine.stands and self._placement is None:
             return engine.stands
-        if self._placement is None and self._kind == "embedded":
+        if self._placement is None and self._settings.kind == "embedded":
             return [Stand()]
         alone = self._placement is None
-        hosts = [LOOPBACK] if alone else self._ask(engine, "address")
+        hosts = [Stand().host] if alone else self._ask(engine, "address")
         stands: list[Stand] = []
         for rank, (host, part) in enumerate(zip(hosts, engine.parts, strict=True)):
 
@@ -339,8 +336,18 @@ class EnginePool:
                 return found[0]
 
             ports = self._ports.engine(host, free)
-            meeting = f"{host}:{ports.dist_init}" if rank == 0 else stands[0].meeting
-            stands.append(Stand(host=host, ports=ports, node_rank=rank, nnodes=len(hosts), meeting=meeting))
+            stands.append(
+                Stand(
+                    host=host,
+                    port=ports.http,
+                    nccl_port=ports.nccl,
+                    bootstrap_port=ports.bootstrap,
+                    base_gpu=0,
+                    node_rank=rank,
+                    nnodes=len(hosts),
+                    meeting=f"{host}:{ports.dist_init}" if rank == 0 else stands[0].meeting,
+                )
+            )
         return stands
 
     def _ask(self, engine: Engine, question: str) -> list[Any]:
@@ -361,7 +368,7 @@ class EnginePool:
         }
 
     def _monitor(self) -> HealthMonitor:
-        serving = self._config.serving
+        serving = self._serving
         times = HealthTimes(
             interval=serving.rollout_health_check_interval,
             timeout=serving.rollout_health_check_timeout,

@@ -24,6 +24,7 @@ from slime.ray.supervision import Supervisor
 from slime.serving.endpoint import EngineKind
 from slime.serving.engine_specs import EngineSpec, plan_engines
 from slime.serving.external import Expected, ExternalEngine, discover
+from slime.serving.launch import LaunchSettings
 from slime.serving.topology import Topology, single_model
 from slime.serving.topology_flags import topology_of_run
 from slime.serving.weights.sync import UpdatePause
@@ -158,12 +159,11 @@ def make_pool(plan: ServingPlan, hands: Hands, logs: Path, placement: Placement 
         restarts=restarts if replaces else None,
     )
     return EnginePool(
-        config,
-        plan.kind,
+        config.serving,
+        launch_settings(plan, logs),
         plan.specs,
         hands,
         routers,
-        logs,
         externals=plan.externals,
         replaces=replaces,
         placement=placement,
@@ -177,7 +177,26 @@ def make_evaluation_pool(plan: ServingPlan, hands: Hands, logs: Path) -> EngineP
         return None
     model = single_model(config.model.hf_checkpoint or "", num_gpus=1)
     specs = [replace(spec, name=EVALUATION) for spec in plan_engines(model)]
-    return EnginePool(config, plan.kind, specs, hands, None, logs, label="evaluation engine")
+    settings = launch_settings(plan, logs)
+    return EnginePool(config.serving, settings, specs, hands, None, label="evaluation engine")
+
+
+def launch_settings(plan: ServingPlan, logs: Path) -> LaunchSettings:
+    """What all engines of the run have in common."""
+    config = plan.config
+    embedded = config.engine
+    if config.train.deterministic_mode:
+        embedded = replace(embedded, enable_deterministic_inference=True)
+    return LaunchSettings(
+        kind=plan.kind,
+        log_dir=logs,
+        embedded=embedded,
+        sglang=config.sglang,
+        python=config.serving.sglang_python,
+        seed=config.model.seed,
+        memory_saver=plan.is_placed and plan.sharing.offload_rollout,
+        routed_experts=config.algorithm.use_rollout_routing_replay,
+    )
 
 
 def _externals(config: Config) -> tuple[ExternalEngine, ...]:

@@ -7,7 +7,7 @@ from slime.config import load_config
 from slime.config.serving_sections import ServingConfig
 from slime.errors import ConfigError
 from slime.serving.engine_specs import plan_engines
-from slime.serving.launch import LaunchSettings, embedded_config, sglang_launch
+from slime.serving.launch import LaunchSettings, Stand, embedded_config, sglang_launch
 from slime.serving.topology_flags import topology_of, topology_of_run
 from tests.config.fake_engine import fake_python
 from tests.tiny import tiny_model_dir
@@ -74,7 +74,7 @@ def test_overrides_are_checked_against_the_installed_sglang(tmp_path):
     overrides = {"mem-fraction-static": 0.5, "pp_size": 2}
     (spec,) = specs_of(tmp_path, [group | {"overrides": overrides}], **flags)
     settings = LaunchSettings(kind="sglang", log_dir=tmp_path, python=python, seed=7)
-    launch = sglang_launch(spec, settings, None)
+    launch = sglang_launch(spec, settings, Stand())
     assert (launch.tp_size, launch.pp_size, launch.seed) == (2, 2, 7)
     assert launch.overrides == {"mem_fraction_static": 0.5, "pp_size": 2}
     for wrong, message in (
@@ -87,7 +87,7 @@ def test_overrides_are_checked_against_the_installed_sglang(tmp_path):
             specs_of(tmp_path, [group | {"overrides": wrong}], **flags)
     (odd,) = specs_of(tmp_path, [group | {"overrides": {"pp_size": 3}}], **flags)
     with pytest.raises(ConfigError, match="4 GPUs do not divide into 3 pipeline stages"):
-        sglang_launch(odd, settings, None)
+        sglang_launch(odd, settings, Stand())
 
 
 def test_a_prefilling_engine_gets_its_port_and_only_fields_that_the_version_has(tmp_path):
@@ -96,8 +96,8 @@ def test_a_prefilling_engine_gets_its_port_and_only_fields_that_the_version_has(
     prefill, decode = specs_of(tmp_path, groups, rollout_engine="sglang", sglang_python=python)
     settings = LaunchSettings(kind="sglang", log_dir=tmp_path, python=python)
     ports = {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 9001}
-    assert sglang_launch(prefill, settings, 9001).overrides == ports
-    second = sglang_launch(decode, settings, None)
+    assert sglang_launch(prefill, settings, Stand(bootstrap_port=9001)).overrides == ports
+    second = sglang_launch(decode, settings, Stand())
     assert second.overrides == {"disaggregation_mode": "decode"}
     assert second.seed == settings.seed + 1
 
@@ -105,7 +105,7 @@ def test_a_prefilling_engine_gets_its_port_and_only_fields_that_the_version_has(
 def test_an_embedded_engine_is_configured_by_flags_and_overrides(tmp_path):
     group = {"worker_type": "regular", "num_gpus": 1, "overrides": {"max_running_requests": 3}}
     (spec,) = specs_of(tmp_path, [group], rollout_engine="embedded")
-    config = embedded_config(spec, LaunchSettings(kind="embedded", log_dir=tmp_path))
+    config = embedded_config(spec, LaunchSettings(kind="embedded", log_dir=tmp_path), Stand())
     assert (config.max_running_requests, config.host, config.port) == (3, "127.0.0.1", None)
 
 

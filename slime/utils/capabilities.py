@@ -86,7 +86,7 @@ class Capabilities:
         if mode not in self.pauses:
             have = ", ".join(sorted(self.pauses))
             raise self._lacks(
-                f"pause {mode!r} that is safe around an update", needed_by, place, f"pause with one of {have}"
+                f"pause {mode!r} that is safe around an update", needed_by, place, f"pause with one of {have}; a run waits and aborts with --update-in-flight wait"
             )
 
     def _lacks(self, what: str, needed_by: str, place: str, remedy: str) -> EngineError:

@@ -73,6 +73,34 @@ def test_a_deadline_names_what_waited(worker):
         Supervisor(StopFlag(), poll=0.1).wait("long nap", worker.sleep.remote(5), 0.5)
 
 
+def test_a_look_is_taken_during_every_wait_and_its_error_ends_it(worker):
+    supervisor, looks = Supervisor(StopFlag(), poll=0.05), []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 3:
+            raise DataError("seen")
+
+    supervisor.look(look)
+    with pytest.raises(DataError, match="seen"):
+        supervisor.wait("nap", worker.sleep.remote(30), 60)
+    supervisor.unwatch_all()
+    assert supervisor.wait("nap", worker.sleep.remote(0.2), 60) == "slept" and len(looks) == 3
+
+
+def test_the_death_behind_a_failure_is_found_if_there_is_one(worker, session):
+    import ray
+
+    other = ray.remote(Worker).options(**actor_options(threads=3)).remote()
+    supervisor = Supervisor(StopFlag())
+    supervisor.raise_if_dead(0.1)
+    supervisor.watch("engine", other.watch.remote())
+    supervisor.raise_if_dead(0.1)
+    other.die.remote()
+    with pytest.raises(ActorDiedError, match="^engine: its process died"):
+        supervisor.raise_if_dead(30)
+
+
 def test_the_death_of_a_watched_actor_ends_another_wait(worker, session):
     import ray
 

@@ -69,8 +69,8 @@ class ServingPlan:
     @property
     def pause(self) -> UpdatePause:
         """What becomes of requests in flight at an update: where rollouts go on over it they continue, with
-        keys and values of the older weights at the embedded engine, and with new ones at SGLang, whose cache of
-        prefixes would else serve older weights to later requests."""
+        keys and values of the older weights at the embedded engine, and with new ones at SGLang, whose cache
+        of prefixes would else serve older weights to later requests."""
         if not self.config.is_fully_async or self.config.rollout.update_in_flight == "wait":
             return "abort"
         return "in_place" if self.kind == "embedded" else "retract"

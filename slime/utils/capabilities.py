@@ -85,9 +85,10 @@ class Capabilities:
         """The same for a pause around an update of weights."""
         if mode not in self.pauses:
             have = ", ".join(sorted(self.pauses))
-            raise self._lacks(
-                f"pause {mode!r} that is safe around an update", needed_by, place, f"pause with one of {have}; a run waits and aborts with --update-in-flight wait"
+            remedy = (
+                f"pause with one of {have}; a run waits, and aborts nothing, with --update-in-flight wait"
             )
+            raise self._lacks(f"pause {mode!r} that is safe around an update", needed_by, place, remedy)
 
     def _lacks(self, what: str, needed_by: str, place: str, remedy: str) -> EngineError:
         called = "SGLang" if self.engine == "sglang" else "the embedded engine"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from slime.cli.signals import terminable
 from slime.config import Config, load_config
 from slime.config.args_view import ArgsView
 from slime.config.validate import CHECKS_OFFLINE
@@ -133,7 +133,7 @@ def perform(
     """
     results = options.output / RESULTS
     try:
-        with _terminable(), _engine(options, config) as url:
+        with terminable(), _engine(options, config) as url:
             client = EngineClient(url)
             info = run_blocking(client.model_info())
             args = _connected(config, url, info)
@@ -247,16 +247,6 @@ def _checked_url(url: str) -> str:
             remedy="engines speak plain HTTP at a host and a port; tunnel to others",
         )
     return url.rstrip("/")
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the verb as SIGINT does: cleanly."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def write_metrics(options: Options, outcome: Outcome, metrics: Mapping[str, float]) -> Path:

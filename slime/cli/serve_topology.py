@@ -6,18 +6,16 @@ engine leaves its router and is told with the end of its log; a model that lacks
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime.cli.signals import terminable
 from slime.config.engine_choice import foreign_flags, gpu_present
 from slime.config.flags import Flag, flag, flags_of
 from slime.config.parse import parse_values
@@ -82,7 +80,7 @@ def main(argv: list[str]) -> int:
     fleet = Fleet(request.topology, request.settings, lambda model: choose_router(model, request))
     is_ready = False
     try:
-        with _terminable():
+        with terminable():
             fleet.start()
             _announce(fleet, request.options.ready_file)
             is_ready = True
@@ -220,13 +218,3 @@ def _engines(fleet: Fleet, model: str) -> list[dict[str, Any]]:
         for engine in fleet.engines
         if engine.spec.model == model
     ]
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM interrupt as SIGINT does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

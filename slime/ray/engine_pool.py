@@ -25,6 +25,8 @@ from slime.serving.external import ExternalEngine
 from slime.serving.launch import LaunchSettings, Stand
 
 ACTOR = "slime.ray.engine_actor.EngineActor"
+LOG_SECONDS = 5.0
+"""What the actor of an engine that failed gets to give the end of its log."""
 THREADS = 4
 """Of an engine's actor: `start` or `hold`, `watch`, questions about its ports and its log."""
 
@@ -374,7 +376,20 @@ class EnginePool:
             timeout=serving.rollout_health_check_timeout,
             first_wait=serving.rollout_health_check_first_wait,
         )
-        return HealthMonitor((), lambda failure: self._failures.put((failure.engine, str(failure))), times)
+        return HealthMonitor(
+            (),
+            lambda failure: self._failures.put((failure.engine, str(failure))),
+            times,
+            log_tail=self._log_tail,
+        )
+
+    def _log_tail(self, name: str) -> str:
+        """Of an engine of ours; called on the monitor's thread."""
+        import ray
+
+        if name in self._externals:
+            return ""
+        return str(ray.get(self._engines[name].parts[0].log_tail.remote(), timeout=LOG_SECONDS))
 
 
 def _first_port() -> int:

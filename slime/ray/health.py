@@ -157,11 +157,17 @@ class HealthWatch:
                 return
 
     def _report(self, name: str, question: Question, reason: str) -> None:
+        failure = HealthFailure(engine=name, question=question, reason=reason, log=self._tail(name))
         try:
-            log = self._log_tail(name)
-            self._on_failure(HealthFailure(engine=name, question=question, reason=reason, log=log))
+            self._on_failure(failure)
         except Exception:  # the worker loop's boundary: whoever is told must not end the watch
             logger.exception("engine %s: %s; and telling so failed", name, reason)
+
+    def _tail(self, name: str) -> str:
+        try:
+            return self._log_tail(name)
+        except Exception as error:  # noqa: BLE001 - worker boundary: a failure is told without its log, too
+            return f"    (not to be had: {error})"
 
 
 async def _changes_before(changed: asyncio.Event, seconds: float) -> bool:

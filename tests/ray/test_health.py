@@ -143,7 +143,7 @@ def test_who_is_told_cannot_end_the_watch_of_others_and_a_check_that_breaks_has_
             engines.failures.append(failure)
             raise RuntimeError("told in vain")
 
-        watch = HealthWatch(engines.ask, breaks, TIMES)
+        watch = HealthWatch(engines.ask, breaks, TIMES, {"b": "the end"}.__getitem__)
 
         def broken(question):
             raise ValueError("strange")
@@ -160,6 +160,7 @@ def test_who_is_told_cannot_end_the_watch_of_others_and_a_check_that_breaks_has_
         "the check broke: ValueError: strange",
         "gone",
     ]
+    assert [failure.log for failure in engines.failures] == ["    (not to be had: 'a')", "the end"]
     assert "told in vain" in caplog.text
 
 

@@ -30,7 +30,7 @@ from slime.backends.torch.model import CausalModel, load_model
 from slime.backends.torch.optim import Optimizer, check_offload
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
-from slime.backends.torch.replay import RouteReplay, replay_routes
+from slime.backends.torch.replay import replay_routes
 from slime.backends.torch.sharding import sharded, whole
 from slime.backends.torch.state import TrainingState, seed_generators
 from slime.backends.torch.step import StepSums, StepTokens, check_rows, has_gradient
@@ -89,14 +89,12 @@ class TorchTrainer:
         self._gap_from_old = not algorithm.use_rollout_logprobs
         self.tokenizer = load_tokenizer(model.hf_checkpoint)
         self._model = load_model(model.hf_checkpoint, precision=train.train_precision, device=device)
-        self._replay: RouteReplay | None = None
-        if algorithm.use_rollout_routing_replay:
-            self._replay = replay_routes(self._model, model.hf_checkpoint)
+        replays = algorithm.use_rollout_routing_replay
+        self._replay = replay_routes(self._model, model.hf_checkpoint) if replays else None
         self._lora = LoraAdapters(self._model.module, train) if train.lora_rank else None
         if train.gradient_checkpointing:
             recompute_layers(self._model.module)
         check_offload(train, self.device, ranks.size)
-        adapters = self._lora.settings() if self._lora else None
         self._ranks = ranks
         self._batches = MicroBatches.of(train, self._model.module.config, device=self.device, ranks=ranks)
         self._score, self._logits = self._sharded(self._model)
@@ -109,7 +107,7 @@ class TorchTrainer:
             parameters,
             self._optimizer,
             keeps_optimizer=not model.no_save_optim,
-            adapters=adapters,
+            adapters=self._lora.settings() if self._lora else None,
             ranks=ranks,
         )
 

@@ -123,9 +123,17 @@ def _packages(checksum: str) -> Iterator[Problem]:
 def _adapters(config: Config) -> Iterator[Problem]:
     if not config.train.lora_rank:
         yield Problem(_TRANSPORT, "lora moves adapters, and none are trained", "give --lora-rank")
-    if config.is_fully_async and config.rollout.update_in_flight == "continue":
+    if config.serving.rollout_engine != "sglang":  # merged weights, as ever
+        return
+    if config.overlaps:
         yield Problem(
             _TRANSPORT,
-            "lora cannot replace an adapter under requests that go on behind the update",
-            "give --update-in-flight wait, or another transport: it sends the merged weights",
+            "lora cannot replace an adapter under rollouts that go on while training",
+            "leave out --async-training, or choose another transport: it sends the merged weights",
+        )
+    if config.serving.rollout_external_engine_addrs is None and not config.sglang.get("enable_lora"):
+        yield Problem(
+            _TRANSPORT,
+            "lora needs an SGLang that serves adapters",
+            "give --sglang-enable-lora, --sglang-max-lora-rank and --sglang-lora-target-modules",
         )

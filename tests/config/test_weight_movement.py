@@ -1,12 +1,13 @@
 """Flags of weight movement: what each way needs, what has no effect, what contradicts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from slime.config import FULLY_ASYNC, load_config
+from slime.config import load_config
 from slime.config.serving_sections import WeightsConfig
-from slime.config.weight_movement import choose_transport, request_fields
+from slime.config.weight_movement import choose_transport, request_fields, weight_movement
 from slime.errors import ConfigError
 from tests.config.test_device_sharing import base, refused  # noqa: F401
 
@@ -57,15 +58,25 @@ def test_what_is_complete_is_taken(base, words):  # noqa: F811
         ("--custom-update-weight-post-write-path a.b", "has no effect"),
         ("--update-weight-transport tensor --update-weight-buffer-size 9", "has no effect"),
         ("--debug-rollout-only --check-weight-update-equal", "has no effect"),
-        (
-            "--update-weight-transport lora --update-weight-disk-dir /d --lora-rank 4 "
-            f"--rollout-function-path {FULLY_ASYNC}",
-            "--update-in-flight wait",
-        ),
     ],
 )
 def test_what_is_missing_or_has_no_effect_is_told(base, words, said):  # noqa: F811
     assert said in refused(base, words)
+
+
+def test_adapters_at_sglang_need_a_server_that_serves_them_and_rollouts_that_end(base):  # noqa: F811
+    words = ["--update-weight-transport", "lora", "--update-weight-disk-dir", "/d", "--lora-rank", "4"]
+    config = load_config([*base, *words])
+
+    def told(sglang, **rollout):
+        serving = replace(config.serving, rollout_engine="sglang")
+        rollout = replace(config.rollout, **rollout)
+        changed = replace(config, serving=serving, rollout=rollout, sglang=sglang)
+        return [problem.message for problem in weight_movement(changed, frozenset())]
+
+    assert told({"enable_lora": True}) == []
+    assert ["serves adapters" in message for message in told({})] == [True]
+    assert ["go on while training" in m for m in told({"enable_lora": True}, async_training=True)] == [True]
 
 
 def test_the_error_is_one_of_configuration(base):  # noqa: F811

@@ -1,6 +1,7 @@
 """Whole runs of `slime train` through real SGLang servers."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +89,28 @@ def test_a_real_coding_agent_is_trained_through_sglang_for_one_step(tmp_path):
     assert step["agent/trained_share"] == 1.0 and 1 <= step["agent/turns"] <= 2
     assert step["rollout/accounting/trained"] == 2
     assert step["train/train_rollout_logprob_abs_diff"] < 1e-4
+
+
+def test_a_run_moves_adapters_alone_and_samples_with_them(world, tmp_path):
+    """The layers of the server are those of `all-linear`."""
+    unpinned = tmp_path / "python"
+    shim = Path(__file__).parent / "lora_shim"
+    unpinned.write_text(f'#!/bin/sh\nPYTHONPATH="{shim}" exec "{PYTHON}" "$@"\n')
+    unpinned.chmod(0o755)
+    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    flags = SGLANG | {
+        "sglang_python": unpinned,
+        "sglang_enable_lora": True,
+        "sglang_max_lora_rank": 4,
+        "sglang_lora_target_modules": layers,
+        "sglang_lora_backend": "torch_native",
+        "sglang_max_loras_per_batch": 2,
+        "lora_rank": 4,
+        "update_weight_transport": "lora",
+        "update_weight_disk_dir": world.folder / "adapters",
+        "check_weight_update_equal": True,
+        "engine_num_threads": None,
+        "lr": 1e-1,
+    }
+    world.train("lora", num_rollout=3, **flags)
+    check(world, "lora", 3)

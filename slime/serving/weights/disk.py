@@ -8,9 +8,9 @@ protocol.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.weights.client import FROM_DISK, WeightClient
@@ -45,6 +45,7 @@ class DiskTransport:
 
     has_session = False
     takes_weights = True
+    request_fields: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
         self,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from slime.errors import EngineError
@@ -30,6 +30,7 @@ class DistributedTransport:
 
     has_session = True
     takes_weights = True
+    request_fields: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, buffer_size: int) -> None:
         self._buffer_size = buffer_size

@@ -160,7 +160,7 @@ class EngineSync:
 
     def _prove(self, crew: Crew) -> None:
         if self._probe is not None and self._unproved:
-            self._probe.compare(crew)
+            self._probe.compare(crew, self._transport.request_fields)
             self._unproved.clear()
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from slime.config.weight_movement import ADAPTER
 from slime.errors import ConfigError, EngineRequestError
@@ -36,6 +37,7 @@ class LoraTransport:
 
     has_session = False
     takes_weights = False
+    request_fields: ClassVar[Mapping[str, str]] = {"lora_path": ADAPTER}
 
     def __init__(
         self, source: WeightSource, root: Path, *, keeps_files: bool, after_write: AfterWrite | None

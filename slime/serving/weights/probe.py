@@ -7,7 +7,7 @@ figures. Knows HTTP and lists of numbers; knows no trainer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from slime.errors import EngineError
 from slime.serving.weights.client import WeightClient
@@ -36,11 +36,15 @@ class Probe:
         """What the trainer computes."""
         return list(self._score(self._tokens))
 
-    def compare(self, crew: Crew) -> None:
-        """Ask all engines; those that differ leave the crew."""
+    def compare(self, crew: Crew, fields: Mapping[str, str]) -> None:
+        """Ask all engines; those that differ leave the crew.
+
+        Args:
+            fields: what requests say besides.
+        """
         expected = self.expected()
         _compare_sums(crew)
-        found = crew.each("log-probs of the probe", self._ask)
+        found = crew.each("log-probs of the probe", lambda engine: self._ask(engine, fields))
         for engine in crew.members:
             gap = _mean_gap(expected, found[engine.name])
             if not gap <= self._tolerance:
@@ -50,8 +54,9 @@ class Probe:
                     f"{self._tolerance:g} (--check-weight-update-equal)",
                 )
 
-    def _ask(self, engine: WeightClient) -> list[float]:
+    def _ask(self, engine: WeightClient, fields: Mapping[str, str]) -> list[float]:
         body = {
+            **fields,
             "input_ids": self._tokens,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,

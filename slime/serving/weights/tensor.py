@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 from slime.serving.weights.bucket_buffer import BucketBuffer, ShmNames, device_message
 from slime.serving.weights.client import WeightClient
@@ -30,6 +30,7 @@ class TensorTransport:
 
     has_session = True
     takes_weights = True
+    request_fields: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, buffer_size: int) -> None:
         """`buffer_size`: bytes of a bucket; twice as many are held."""
@@ -84,6 +85,7 @@ class SharedFileTransport:
 
     has_session = True
     takes_weights = True
+    request_fields: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, shared: SharedWeights | None, *, aliases: bool) -> None:
         """

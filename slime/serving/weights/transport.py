@@ -8,7 +8,7 @@ collective call of all ranks of the trainer. Knows no way.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -57,10 +57,14 @@ class Transport(Protocol):
     Attributes:
         has_session: whether its calls stand between ``begin_weight_update`` and ``end_weight_update``.
         takes_weights: whether it goes through all weights, or has its own way to the source.
+        request_fields: what ``/generate`` must say besides to be answered by what it moved.
     """
 
     has_session: bool
     takes_weights: bool
+
+    @property
+    def request_fields(self) -> Mapping[str, str]: ...
 
     def stage(self, update: Update) -> None:
         """What can be done while engines still generate."""

@@ -73,13 +73,14 @@ class Routers:
             self._clients[endpoint.model].register(worker)
 
     def remove(self, endpoint: EngineEndpoint) -> None:
-        """Let no more requests go to an engine.
+        """Let no more requests go to an engine; the successor of a router that is dead never hears of it.
 
         Raises:
             EngineError: the router does not let it go.
         """
         self._members[endpoint.model].pop(endpoint.name, None)
-        if endpoint.model in self._clients:
+        process = self._processes.get(endpoint.model)
+        if endpoint.model in self._clients and (process is None or process.is_alive):
             self._clients[endpoint.model].remove(endpoint.url)
 
     def start(self) -> None:
@@ -131,8 +132,9 @@ class Routers:
         if is_default and serving.sglang_router_ip is not None:
             return False
         wanted = bool(self._config.router) or (is_default and serving.sglang_router_port is not None)
-        moves = self._host is not None and self._restarts is not None  # an engine of a lost node does
-        return wanted or moves or model.is_disaggregated or model.num_engines != 1
+        # An engine that replaces another answers before it has the weights, and only a router keeps it apart.
+        replaces = self._restarts is not None
+        return wanted or replaces or model.is_disaggregated or model.num_engines != 1
 
 
 def host_and_port(url: str) -> tuple[str, int]:

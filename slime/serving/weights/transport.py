@@ -46,9 +46,12 @@ class Update:
     def naming(self, is_last: bool) -> dict[str, object]:
         """Fields of an update call: only the last bears the version, so that no part of it passes for all.
 
-        The cache was flushed before; SGLang 0.5.15 ends itself where an update may not flush.
+        The cache was flushed before, but for requests that continue in place: there the engine drops the
+        prefixes that they do not use. SGLang cannot, and 0.5.15 ends itself where an update may not flush.
         """
-        return {"flush_cache": False} | ({"weight_version": str(self.version)} if is_last else {})
+        flush = is_last and self.pause == "in_place"
+        flush = flush and all(engine.able.flushes_in_place for engine in self.crew.members)
+        return {"flush_cache": flush} | ({"weight_version": str(self.version)} if is_last else {})
 
 
 class Transport(Protocol):

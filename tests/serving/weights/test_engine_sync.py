@@ -161,6 +161,24 @@ def test_requests_in_flight_go_on_behind_the_update(folder, mode):
         sync.close()
 
 
+@pytest.mark.parametrize("transport", ["tensor", "nccl", "disk"])
+def test_no_prefix_of_older_weights_is_reused_after_an_update_in_place(folder, tmp_path, transport):
+    source = ModelSource(tiny_model(seed=3))
+    files = {"update_weight_disk_dir": str(tmp_path)} if transport == "disk" else {}
+    params = {"max_new_tokens": 1, "temperature": 0.0}
+    with engines(folder) as pool:
+        ((_, endpoint),) = pool
+        sync = make(folder, source, transport, **files)
+        sync.connect([endpoint])
+        sync.update(1, "abort")
+        ok(endpoint.url, "/generate", {"input_ids": PROMPT * 8, "sampling_params": params})
+        source.change(5)
+        assert sync.update(2, "in_place").failed == {}
+        body = {"input_ids": PROMPT * 8, "sampling_params": params}
+        assert ok(endpoint.url, "/generate", body)["meta_info"]["cached_tokens"] == 0
+        sync.close()
+
+
 @pytest.mark.parametrize("transport", ["tensor", "nccl"])
 def test_a_dead_engine_is_named_and_the_others_get_the_weights(folder, transport):
     source = ModelSource(tiny_model(seed=3))

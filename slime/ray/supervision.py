@@ -49,7 +49,7 @@ GRACE_SECONDS = 5.0
 
 
 DEATH_SECONDS = 3.0
-"""What the death of a process may take to be known, when an engine fails by it."""
+"""What the death of a process may take to be known, when an engine or a call fails by it."""
 
 
 class Supervisor:
@@ -161,18 +161,9 @@ class Supervisor:
         try:
             return result_of(_named(name, process), reference)
         except SlimeError as error:
-            if isinstance(error, EngineError):
-                self._report_deaths_within(DEATH_SECONDS)
+            if isinstance(error, EngineError | ActorDiedError):
+                self.raise_if_dead(DEATH_SECONDS)
             raise self._cause(name, {process: error}, pending) from None
-
-    def _report_deaths_within(self, seconds: float) -> None:
-        """An engine fails if what it works with dies: then the death is the cause."""
-        import ray
-
-        if self._watches:
-            dead, _ = ray.wait([*self._watches], num_returns=1, timeout=seconds)
-            for reference in dead:
-                self._report_death(reference)
 
     def _cause(self, name: str, failures: dict[str, SlimeError], pending: dict[Any, str]) -> SlimeError:
         """The failure that made the others fail, of processes that wait for each other.

@@ -88,6 +88,17 @@ def test_a_look_is_taken_during_every_wait_and_its_error_ends_it(worker):
     assert supervisor.wait("nap", worker.sleep.remote(0.2), 60) == "slept" and len(looks) == 3
 
 
+def test_a_call_that_fails_by_the_death_of_its_actor_names_the_actor(session):
+    import ray
+
+    for _ in range(5):
+        other = ray.remote(Worker).options(**actor_options(threads=3)).remote()
+        supervisor = Supervisor(StopFlag())
+        supervisor.watch("rollout manager", other.watch.remote())
+        with pytest.raises(ActorDiedError, match="^rollout manager: its process died"):
+            supervisor.wait("rollout step 2", other.die.remote(), 60)
+
+
 def test_the_death_behind_a_failure_is_found_if_there_is_one(worker, session):
     import ray
 

@@ -130,7 +130,7 @@ class Actors:
         self._wait_at_start("start of the rollout manager", manager)
         if self._pool is not None:
             if not self._shares_gpus:
-                self._pool.finish_start()
+                self._pool.finish_start(awaits_weights=self.trains)
             connected = self._manager.connect.remote(self._pool.addresses())
             self._wait_at_start("connection to the engines", connected)
         self._launch_evaluation()

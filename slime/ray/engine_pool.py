@@ -141,8 +141,12 @@ class EnginePool:
         if self._waves:
             self._launch(self._waves.pop(0))
 
-    def finish_start(self) -> None:
+    def finish_start(self, *, awaits_weights: bool = True) -> None:
         """Wait until all engines answer, and let them join.
+
+        Args:
+            awaits_weights: whether a weight update comes, with which health checks begin (`resume_checks`);
+                else they begin now.
 
         Raises:
             EngineError: one did not start; holds the end of its log.
@@ -157,6 +161,8 @@ class EnginePool:
             self.join(endpoint)
         if self._routers is not None:
             self._routers.start()
+        if not awaits_weights:
+            self.resume_checks()
 
     def hold(self, *, release: bool) -> None:
         """Our engines stop generating and, with `release`, give up memory.
@@ -244,9 +250,21 @@ class EnginePool:
         return tuple(engine.endpoint for engine in wanted if engine.endpoint is not None)
 
     def join(self, endpoint: EngineEndpoint) -> None:
-        """Let requests go to an engine that has its weights."""
-        if self._routers is not None:
-            self._routers.add(endpoint, self._bootstrap_port(endpoint))
+        """Let requests go to an engine that has its weights, unless it was lost since it got them.
+
+        Raises:
+            SlimeError: its router does not find it healthy; with `replaces`, it is lost instead.
+        """
+        if endpoint not in self.endpoints:
+            return
+        try:
+            if self._routers is not None:
+                self._routers.add(endpoint, self._bootstrap_port(endpoint))
+        except SlimeError as error:
+            if not self._replaces:
+                raise
+            self.lose(endpoint.name, error.message)
+            return
         if self._health is not None:
             self._health.watch(endpoint)
 

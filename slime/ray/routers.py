@@ -69,19 +69,20 @@ class Routers:
         )
         self._members[endpoint.model][endpoint.name] = worker
         self._alone[endpoint.model] = endpoint.url
-        if endpoint.model in self._clients:
-            self._clients[endpoint.model].register(worker)
+        client = self._living(endpoint.model)
+        if client is not None:
+            client.register(worker)
 
     def remove(self, endpoint: EngineEndpoint) -> None:
-        """Let no more requests go to an engine; the successor of a router that is dead never hears of it.
+        """Let no more requests go to an engine.
 
         Raises:
             EngineError: the router does not let it go.
         """
         self._members[endpoint.model].pop(endpoint.name, None)
-        process = self._processes.get(endpoint.model)
-        if endpoint.model in self._clients and (process is None or process.is_alive):
-            self._clients[endpoint.model].remove(endpoint.url)
+        client = self._living(endpoint.model)
+        if client is not None:
+            client.remove(endpoint.url)
 
     def start(self) -> None:
         """Start what is to be started; returns when all send requests to the engines that were added.
@@ -105,6 +106,11 @@ class Routers:
         """End those that were started here."""
         for process in self._processes.values():
             process.stop()
+
+    def _living(self, model: str) -> RouterClient | None:
+        """The router to be told of engines. A dead one is not: its successor begins with `_members`."""
+        process = self._processes.get(model)
+        return self._clients.get(model) if process is None or process.is_alive else None
 
     def _revive(self, model: str, process: RouterProcess) -> str:
         how = process.wait_for_exit()

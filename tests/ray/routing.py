@@ -1,0 +1,30 @@
+"""The routers of a run, for tests."""
+
+import contextlib
+
+from slime.config import load_config
+from slime.ray.routers import Routers
+from slime.serving.topology import single_model
+
+
+@contextlib.contextmanager
+def routers(folder, engines, restarts):
+    """Those of a run with one model, which so many engines serve; they are ended behind the block."""
+    (folder / "config.json").write_text("{}")
+    (folder / "data.jsonl").write_text('{"input": "1+1", "label": "2"}\n')
+    words = ["--hf-checkpoint", str(folder), "--prompt-data", str(folder / "data.jsonl")]
+    words += ["--rm-type", "math", "--label-key", "label", "--num-rollout", "1", "--rollout-batch-size", "1"]
+    words += ["--rollout-max-response-len", "16", "--n-samples-per-prompt", "2"]
+    config = load_config([*words, *(["--use-fault-tolerance"] if restarts is not None else [])])
+    topology = single_model("models/actor", num_gpus=engines)
+    made = Routers(config, topology, "embedded", folder, host=None, restarts=restarts)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def url_of(made):
+    """Where the model is asked."""
+    host, port = made.addresses()["default"]
+    return f"http://{host}:{port}"

@@ -1,0 +1,69 @@
+"""A pool of engines: who is asked, who is watched, and who is not any more."""
+
+import time
+
+import pytest
+
+from slime.config.serving_sections import ServingConfig
+from slime.ray.engine_pool import EnginePool
+from slime.serving.external import Expected, discover
+from slime.serving.launch import LaunchSettings
+from slime.serving.router_client import RouterClient
+from tests.ray.routing import routers, url_of
+from tests.serving.routing import engine
+
+
+class Notes:
+    """What a pool needs of a run that starts no engine."""
+
+    def __init__(self):
+        self.told = []
+
+    def wait_all(self, name, calls):
+        assert not calls
+        return []
+
+    def note(self, text):
+        self.told.append(text)
+
+
+@pytest.fixture
+def pooled(tmp_path):
+    """Makes pools of engines that run already, with what they tell, and ends their watch."""
+    pools = []
+
+    def make(servers, routers=None):
+        serving = ServingConfig(
+            use_fault_tolerance=True, rollout_health_check_interval=0.05, rollout_health_check_timeout=0.3
+        )
+        found = discover([server.url for server in servers], Expected())
+        settings, notes = LaunchSettings(kind="embedded", log_dir=tmp_path), Notes()
+        pools.append(EnginePool(serving, settings, (), notes, routers, externals=found, replaces=True))
+        return pools[-1], notes.told
+
+    yield make
+    for pool in pools:
+        pool.stop_watching()
+
+
+def test_engines_that_no_update_wakes_are_asked_whether_they_generate(pooled):
+    with engine() as one, engine() as two:
+        pool, told = pooled([one, two])
+        two.engine.pause("in_place")
+        pool.finish_start(awaits_weights=False)
+        end = time.monotonic() + 20
+        while not told and time.monotonic() < end:
+            pool.poll()
+            time.sleep(0.01)
+        assert "external-1 generates no token" in told[0]
+        assert [endpoint.url for endpoint in pool.endpoints] == [one.url]
+
+
+def test_an_engine_that_is_lost_before_it_joins_does_not(pooled, tmp_path):
+    with engine() as one, engine() as two, routers(tmp_path, engines=2, restarts=1) as before:
+        pool, _ = pooled([one, two], before)
+        pool.finish_start()
+        fresh = pool.endpoints[1]
+        pool.lose(fresh.name, "it died")
+        pool.join(fresh)
+        assert [worker.url for worker in RouterClient(url_of(before)).workers()] == [one.url]

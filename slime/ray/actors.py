@@ -328,6 +328,7 @@ class Actors:
         pool = self._pool
         while pool is not None and pool.lost:
             fresh = pool.replace()
+            self._supervisor.raise_if_dead(0.0)
             report = UpdateReport(metrics={})
             if self._trainer is not None:
                 report = self._deliver(ROLLOUT, fresh, self._version, "abort")

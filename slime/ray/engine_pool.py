@@ -107,7 +107,7 @@ class EnginePool:
         self._failures: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._health: HealthMonitor | None = None
         self._waves = list(start_waves(specs))
-        self._starting: dict[str, Any] = {}
+        self._starting: dict[str, dict[str, Any]] = {}
 
     @property
     def endpoints(self) -> tuple[EngineEndpoint, ...]:
@@ -235,8 +235,10 @@ class EnginePool:
     def replace(self) -> tuple[EngineEndpoint, ...]:
         """Start anew what is lost; the new engines have the weights of their folder, and join nobody yet.
 
+        One that does not start is lost as before, with why.
+
         Raises:
-            EngineError: an engine was replaced as often as it may be, or its replacement did not start.
+            EngineError: an engine was replaced as often as it may be.
         """
         wanted = [self._engines[name] for name in self.lost]
         for engine in wanted:
@@ -246,8 +248,7 @@ class EnginePool:
             if self._placement is not None:
                 self._seats[engine.spec.name] = self._placement.relocate(engine.spec.name)
         self._launch([engine.spec for engine in wanted])
-        self._arrive()
-        return tuple(engine.endpoint for engine in wanted if engine.endpoint is not None)
+        return tuple(endpoint for engine in wanted if (endpoint := self._replacement(engine)) is not None)
 
     def join(self, endpoint: EngineEndpoint) -> None:
         """Let requests go to an engine that has its weights, unless it was lost since it got them.
@@ -297,23 +298,40 @@ class EnginePool:
             engine.spec = with_encoders(spec, [e for e in self.endpoints if e.worker_type == "encoder"])
             engine.parts = [self._make(engine, part) for part in range(self._number_of_parts(spec.name))]
             engine.stands = self._stands(engine)
-            for index, (part, stand) in enumerate(zip(engine.parts, engine.stands, strict=True)):
-                self._starting[_part_name(spec.name, index)] = part.start.remote(stand)
+            self._starting[spec.name] = {
+                _part_name(spec.name, index): part.start.remote(stand)
+                for index, (part, stand) in enumerate(zip(engine.parts, engine.stands, strict=True))
+            }
 
     def _arrive(self) -> None:
         """Wait for what was launched."""
-        calls, self._starting = self._starting, {}
+        starting, self._starting = self._starting, {}
+        calls = {part: call for parts in starting.values() for part, call in parts.items()}
         urls = dict(zip(calls, self._hands.wait_all("start of the engines", calls), strict=True))
-        for name, engine in self._engines.items():
-            if name in urls:
-                before = engine.endpoint
-                engine.endpoint = replace(
-                    engine.spec.endpoint(urls[name], self._settings.kind),
-                    incarnation=0 if before is None else before.incarnation + 1,
-                )
-                engine.lost = None
-                if engine.stands == [Stand()]:
-                    engine.stands = [Stand(port=host_and_port(urls[name])[1])]
+        for name in starting:
+            self._settle(self._engines[name], urls[name])
+
+    def _replacement(self, engine: Engine) -> EngineEndpoint | None:
+        """Wait for an engine that was launched anew."""
+        calls = self._starting.pop(engine.spec.name)
+        try:
+            url = self._hands.wait_all("start of an engine", calls)[0]
+        except SlimeError as error:
+            self._hands.note(f"warning: engine {engine.spec.name} did not start again: {error.message}")
+            self._end(engine, error.message)
+            return None
+        return self._settle(engine, url)
+
+    def _settle(self, engine: Engine, url: str) -> EngineEndpoint:
+        before = engine.endpoint
+        engine.endpoint = replace(
+            engine.spec.endpoint(url, self._settings.kind),
+            incarnation=0 if before is None else before.incarnation + 1,
+        )
+        engine.lost = None
+        if engine.stands == [Stand()]:
+            engine.stands = [Stand(port=host_and_port(url)[1])]
+        return engine.endpoint
 
     def _make(self, engine: Engine, part: int) -> Any:
         spec, seat = engine.spec, self._seats[engine.spec.name]

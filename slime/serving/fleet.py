@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from slime.errors import EngineError, SlimeError
+from slime.errors import EngineError
 from slime.serving.engine_specs import EngineSpec, plan_engines, start_waves, with_encoders
 from slime.serving.launch import LaunchSettings, RunningEngine, start_engine
 from slime.serving.router import RouterClient, RouterPlan, start_router
@@ -78,6 +78,7 @@ class Fleet:
 
         Raises:
             SlimeError: a server did not start; the others are ended by `stop`.
+            OSError: its log cannot be written.
         """
         choices = {model.name: self._choose_router(model) for model in self.topology.models}
         for wave in start_waves(plan_engines(self.topology)):
@@ -116,12 +117,12 @@ class Fleet:
 
     def _start_wave(self, wave: Sequence[EngineSpec]) -> None:
         encoders = [engine.endpoint for engine in self.engines if engine.spec.worker_type == "encoder"]
-        results: queue.SimpleQueue[RunningEngine | SlimeError] = queue.SimpleQueue()
+        results: queue.SimpleQueue[RunningEngine | Exception] = queue.SimpleQueue()
 
         def start(spec: EngineSpec) -> None:
             try:
                 results.put(start_engine(with_encoders(spec, encoders), self._settings))
-            except SlimeError as error:
+            except Exception as error:  # noqa: BLE001 - worker boundary: whoever waits raises it
                 results.put(error)
 
         for spec in wave:
@@ -130,7 +131,7 @@ class Fleet:
         failures = []
         for _ in wave:
             result = results.get()
-            if isinstance(result, SlimeError):
+            if isinstance(result, Exception):
                 failures.append(result)
                 continue
             self.engines.append(result)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import TypeVar
 
-from slime.errors import DeadlineError, EngineUnavailableError, SlimeError
+from slime.errors import DeadlineError, EngineUnavailableError
 from slime.serving.weights.crew import Calls, Crew
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(work())
-        except SlimeError as error:
+        except Exception as error:  # noqa: BLE001 - worker boundary: whoever waits is told
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -87,7 +87,14 @@ class ServingPlan:
         """How weights reach a pool."""
         takes_turns = pool == ROLLOUT and not self.config.overlaps
         aliases = self.kind == "embedded" and self.one_machine and takes_turns
-        return Way(pool=pool, kind=self.kind, one_machine=self.one_machine, aliases=aliases)
+        one_machine = self.one_machine or (pool == ROLLOUT and self._shares_gpus)
+        return Way(pool=pool, kind=self.kind, one_machine=one_machine, aliases=aliases)
+
+    @property
+    def _shares_gpus(self) -> bool:
+        """Whether each engine is on GPUs of the trainer, and so on its machine, where no NCCL group can be of
+        both: it takes one rank a GPU."""
+        return self.is_placed and self.sharing.colocate and self.layout.rollout_gpus <= self.layout.train_gpus
 
 
 def plan_serving(config: Config) -> ServingPlan:

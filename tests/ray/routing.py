@@ -7,15 +7,21 @@ from slime.ray.routers import Routers
 from slime.serving.topology import single_model
 
 
+def words(folder):
+    """Flags of a run, whose model and data are made in `folder`."""
+    (folder / "config.json").write_text("{}")
+    (folder / "data.jsonl").write_text('{"input": "1+1", "label": "2"}\n')
+    return [
+        *("--hf-checkpoint", str(folder), "--prompt-data", str(folder / "data.jsonl")),
+        *("--rm-type", "math", "--label-key", "label", "--num-rollout", "1", "--rollout-batch-size", "1"),
+        *("--rollout-max-response-len", "16", "--n-samples-per-prompt", "2"),
+    ]
+
+
 @contextlib.contextmanager
 def routers(folder, engines, restarts):
     """Those of a run with one model, which so many engines serve; they are ended behind the block."""
-    (folder / "config.json").write_text("{}")
-    (folder / "data.jsonl").write_text('{"input": "1+1", "label": "2"}\n')
-    words = ["--hf-checkpoint", str(folder), "--prompt-data", str(folder / "data.jsonl")]
-    words += ["--rm-type", "math", "--label-key", "label", "--num-rollout", "1", "--rollout-batch-size", "1"]
-    words += ["--rollout-max-response-len", "16", "--n-samples-per-prompt", "2"]
-    config = load_config([*words, *(["--use-fault-tolerance"] if restarts is not None else [])])
+    config = load_config([*words(folder), *(["--use-fault-tolerance"] if restarts is not None else [])])
     topology = single_model("models/actor", num_gpus=engines)
     made = Routers(config, topology, "embedded", folder, host=None, restarts=restarts)
     try:

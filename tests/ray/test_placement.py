@@ -120,7 +120,7 @@ def test_an_engine_over_two_nodes_has_a_part_on_each(placed):
 
 def test_a_layout_that_splits_an_engine_gives_its_gpus_back(placed):
     with pytest.raises(ConfigError, match="would be split: 1 on 127.0.0.2, 1 on 127.0.0.3"):
-        placed(Mode.SEPARATE, 1, 2, 2)
+        placed(Mode.SEPARATE, 1, 3, 2)
     placed(Mode.ROLLOUT_ONLY, 0, 4, 2)
 
 

@@ -135,6 +135,16 @@ def test_an_engine_that_fails_by_the_death_of_another_is_not_the_cause(worker, s
         supervisor.wait("weight update", worker.miss_weights.remote(), 60)
 
 
+def test_an_actor_that_dies_in_a_call_is_named_and_not_the_call(session):
+    import ray
+
+    manager = ray.remote(Worker).options(**actor_options(threads=3)).remote()
+    supervisor = Supervisor(StopFlag())
+    supervisor.watch("rollout manager", manager.watch.remote())
+    with pytest.raises(ActorDiedError, match="^rollout manager: its process died"):
+        supervisor.wait("rollout step 9", manager.die.remote(), 60)
+
+
 def test_an_engine_that_fails_by_itself_is(worker):
     supervisor = Supervisor(StopFlag())
     supervisor.watch("trainer", worker.watch.remote())

@@ -319,6 +319,7 @@ class EnginePool:
         except SlimeError as error:
             self._hands.note(f"warning: engine {engine.spec.name} did not start again: {error.message}")
             self._end(engine, error.message)
+            engine.stands = []  # its port may be what it failed by
             return None
         return self._settle(engine, url)
 

@@ -6,6 +6,7 @@ has a deadline and names what it waited for. sglang-router and ours are driven a
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -155,7 +156,7 @@ class RouterClient:
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:500]
             raise EngineError(f"{method} {path} answered {error.code}: {text}", place=place) from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise EngineUnavailableError(f"{method} {path}: {error}", place=place) from error
         try:
             return json.loads(content)

@@ -63,11 +63,6 @@ class WeightFolder:
         self._parts = taken
 
     @property
-    def is_quantised(self) -> bool:
-        """Whether weights are stored otherwise than they are meant."""
-        return self._quantisation is not None
-
-    @property
     def names(self) -> frozenset[str]:
         """Names of all stored tensors."""
         return frozenset(self._file_of)

@@ -94,6 +94,12 @@ def devices(config: Config, given: frozenset[str]) -> Iterator[Problem]:
             f"{total} does not divide by --rollout-num-gpus-per-engine {size}",
             "let it be a multiple of it",
         )
+    if config.engine.port is not None and (total or 1) > size:
+        yield Problem(
+            "--engine-port",
+            f"{config.engine.port} is one port, and --rollout-num-gpus {total} makes several engines",
+            "leave it out: each takes a free port; --sglang-router-port is that of the router before them",
+        )
     if "rollout_num_gpus" not in given and serving.colocate and not external:
         yield from _colocated_default(config)
 

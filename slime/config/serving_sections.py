@@ -63,7 +63,12 @@ class ServingConfig:
         False, "engines and trainer take turns on the same GPUs; implies both --offload flags", "switch"
     )
     offload: bool = flag(False, "--offload-train and --offload-rollout", "switch")
-    offload_train: bool | None = flag(None, "free the trainer's GPU memory during rollouts", "tri")
+    offload_train: bool | None = flag(
+        None,
+        "drop the trainer's gradients and give cached GPU memory back during rollouts; its weights stay, and "
+        "so does the optimizer's state but for --optimizer-cpu-offload",
+        "tri",
+    )
     offload_rollout: bool | None = flag(None, "free the engines' GPU memory during training", "tri")
     use_fault_tolerance: bool = flag(
         False, "watch the engines' health and replace those that fail before the next weight update", "switch"

@@ -330,7 +330,7 @@ class EnginePool:
             incarnation=0 if before is None else before.incarnation + 1,
         )
         engine.lost = None
-        if engine.stands == [Stand()]:
+        if engine.stands[0].port is None:
             engine.stands = [Stand(port=host_and_port(url)[1])]
         return engine.endpoint
 
@@ -362,7 +362,7 @@ class EnginePool:
         if engine.stands and self._placement is None:
             return engine.stands
         if self._placement is None and self._settings.kind == "embedded":
-            return [Stand()]
+            return [Stand(port=self._settings.embedded.port)]
         alone = self._placement is None
         hosts = [Stand().host] if alone else self._ask(engine, "address")
         stands: list[Stand] = []

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slime.config import Config
+from slime.errors import EngineError
 from slime.observability.doctor import patient_of_environment
 from slime.ray.batch import RolloutBatch
 from slime.rollout import dump, events, unfinished
@@ -92,6 +93,7 @@ class RolloutManager:
         seed_process(self._args.rollout_seed, rollout_id)
         output = self._output(rollout_id)
         samples = list(flatten(output.samples))
+        _check_versions(samples)
         if self._args.save_debug_rollout_data:
             dump.save(self._args.save_debug_rollout_data, rollout_id, samples)
         SESSION.hand_out(rollout_id, output.samples)
@@ -180,6 +182,24 @@ async def _saved_with_unfinished(source: Any, rollout_id: int) -> list[Any]:
     """On the rollout loop, so that no group moves between the two; writing the groups can wait."""
     source.save(rollout_id)
     return SESSION.unfinished(rollout_id)
+
+
+def _check_versions(samples: Sequence[Sample]) -> None:
+    """Nothing trains that an engine sampled without weights of this run.
+
+    Raises:
+        EngineError: an answer names no version, though weights were delivered.
+    """
+    if SESSION.version is None:
+        return
+    for sample in samples:
+        if "default" in sample.weight_versions:
+            raise EngineError(
+                f"sample {sample.index} was sampled by weights of no version, and version {SESSION.version} "
+                "was delivered: an engine answers that has its weights from its folder",
+                place="rollouts",
+                remedy="was it started again by others? --use-fault-tolerance replaces engines of the run",
+            )
 
 
 def _stamps(root: Path) -> dict[Path, tuple[int, int, int]]:

@@ -14,6 +14,7 @@ from typing import cast
 
 from slime.config import Config
 from slime.config.device_sharing import DeviceSharing, share_devices
+from slime.errors import ConfigError
 from slime.ray.delivery import Way
 from slime.ray.engine_pool import EnginePool, Hands
 from slime.ray.layout import EngineSlots, Layout
@@ -183,9 +184,16 @@ def make_evaluation_pool(plan: ServingPlan, hands: Hands, logs: Path) -> EngineP
     config = plan.config
     if not config.evaluation.eval_own_engine or config.run.debug_rollout_only:
         return None
+    if plan.is_placed and plan.kind == "sglang":
+        raise ConfigError(
+            "an engine that only evaluates has no GPU of its own here",
+            place="--eval-own-engine",
+            remedy="leave it out: evaluations then ask the engines of rollouts",
+        )
     model = single_model(config.model.hf_checkpoint or "", num_gpus=1)
     specs = [replace(spec, name=EVALUATION) for spec in plan_engines(model)]
     settings = launch_settings(plan, logs)
+    settings = replace(settings, embedded=replace(settings.embedded, port=None))
     return EnginePool(config.serving, settings, specs, hands, None, label="evaluation engine")
 
 

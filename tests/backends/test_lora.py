@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from slime.backends.update import train_on_rollouts
 from slime.config.training_sections import AlgorithmConfig
 from slime.errors import CheckpointError, ConfigError
+from slime.ray.delivery import TrainerSharing
 from slime.ray.train_actor import TrainActor
 from slime.serving.weights.shared import SharedWeights
 from tests.backends.rollouts import gradients, group_samples, make_trainer, relative_gap
@@ -209,7 +210,8 @@ def test_published_weights_alias_what_has_no_adapter_and_follow_the_rest(tiny_di
     shared = SharedWeights.create(trainer.weights())
     try:
         trainer.alias_parameters(shared.views)
-        actor = SimpleNamespace(_trainer=trainer, _weights=shared)
+        sharing = TrainerSharing(shares_memory=True, engine_dtype="float32", sleeps=False)
+        actor = SimpleNamespace(_trainer=trainer, _weights=shared, _sharing=sharing)
         for seed in range(3):
             run(trainer, [seed])
             TrainActor._publish(actor)

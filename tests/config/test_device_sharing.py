@@ -109,3 +109,7 @@ def test_who_takes_how_many(base, words, train, rollout, colocate):
 )
 def test_what_cannot_be_is_refused(base, words, message):
     assert message in refused(base, words)
+
+
+def test_one_port_is_not_for_several_engines(base):
+    assert "is one port" in refused(base, "--rollout-num-gpus 2 --engine-port 31000")

@@ -1,9 +1,13 @@
 """What a data source writes belongs to the checkpoint, whatever its files are called."""
 
+import pytest
+
 from slime.config import load_config
-from slime.ray.rollout_manager import RolloutManager
+from slime.errors import EngineError
+from slime.ray.rollout_manager import RolloutManager, _check_versions
 from slime.rollout import unfinished
 from slime.rollout.data_source import RolloutDataSource
+from slime.rollout.session import SESSION
 from slime.utils.parts import faults
 from slime.utils.types import Sample
 from tests.tiny import tiny_model_dir
@@ -65,3 +69,13 @@ def test_groups_in_flight_that_another_run_left_are_not_given_out(tmp_path):
     made._args = made._args.with_values(load=str(save))
     made.load(3)
     assert made._source.buffer == []
+
+
+def test_what_an_engine_sampled_without_weights_of_the_run_does_not_train(monkeypatch):
+    sample = Sample(index=7, weight_versions=["3", "default"])
+    monkeypatch.setattr(SESSION, "version", None)
+    _check_versions([sample])
+    monkeypatch.setattr(SESSION, "version", 3)
+    _check_versions([Sample(index=1, weight_versions=["3"])])
+    with pytest.raises(EngineError, match="sample 7 was sampled by weights of no version, and version 3 was"):
+        _check_versions([sample])

@@ -78,8 +78,7 @@ class TorchTrainer:
         """
         if model.hf_checkpoint is None:
             raise ConfigError("training needs a model", place="--hf-checkpoint")
-        self._config = train
-        self._temperature = temperature
+        self._config, self._temperature = train, temperature
         self._threads = train.train_num_threads or max(1, usable_cpus() // ranks.size)
         torch.set_num_threads(self._threads)
         keep_heap()
@@ -95,6 +94,7 @@ class TorchTrainer:
         if train.gradient_checkpointing:
             recompute_layers(self._model.module)
         check_offload(train, self.device, ranks.size)
+        adapters = self._lora.settings() if self._lora else None  # of whole weights: before they are sharded
         self._ranks = ranks
         self._batches = MicroBatches.of(train, self._model.module.config, device=self.device, ranks=ranks)
         self._score, self._logits = self._sharded(self._model)
@@ -107,7 +107,7 @@ class TorchTrainer:
             parameters,
             self._optimizer,
             keeps_optimizer=not model.no_save_optim,
-            adapters=self._lora.settings() if self._lora else None,
+            adapters=adapters,
             ranks=ranks,
         )
 

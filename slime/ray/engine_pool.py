@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ THREADS = 4
 """Of an engine's actor: `start` or `hold`, `watch`, questions about its ports and its log."""
 
 
+SETTLE_SECONDS = 1.0
+"""What killed a router may have killed engines: until that is known, the next router would wait for them."""
 PORTS_OF_RUN, RUNS = 64, 256
 
 
@@ -203,6 +206,16 @@ class EnginePool:
 
     def poll(self) -> None:
         """Take note of engines that ended or failed; with `replaces`, they are lost from now on."""
+        self._note_ends()
+        if self._routers is not None and self._routers.has_died:
+            time.sleep(SETTLE_SECONDS)
+            self._note_ends()
+        while not self._failures.empty():
+            self.lose(*self._failures.get())
+        for text in self._routers.poll() if self._routers is not None else ():
+            self._hands.note(f"warning: {text}")
+
+    def _note_ends(self) -> None:
         import ray
 
         ends = {end: name for name, e in self._engines.items() if e.lost is None for end in e.ends}
@@ -210,10 +223,6 @@ class EnginePool:
             done, _ = ray.wait(list(ends), num_returns=len(ends), timeout=0)
             for end in done:
                 self.lose(ends[end], _how_it_ended(end))
-        while not self._failures.empty():
-            self.lose(*self._failures.get())
-        for text in self._routers.poll() if self._routers is not None else ():
-            self._hands.note(f"warning: {text}")
 
     def lose(self, name: str, reason: str) -> None:
         """This engine is gone, or what it has is not known: nobody asks it any more, and it ends."""

@@ -93,6 +93,11 @@ class Routers:
         for model in self._plans:
             self._start(model, self._config.serving.sglang_router_port if model == self._default else None)
 
+    @property
+    def has_died(self) -> bool:
+        """Whether a router is dead that `poll` will look after."""
+        return any(not process.is_alive for process in self._processes.values())
+
     def poll(self) -> list[str]:
         """Look after the routers; returns what was done about those that died.
 

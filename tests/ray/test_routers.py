@@ -42,10 +42,13 @@ def test_engines_come_and_go_while_their_router_is_dead_and_the_next_router_know
         found.add(endpoint(one))
         found.start()
         process = found._processes["default"]
+        assert not found.has_died
         os.kill(process.pid, signal.SIGKILL)
         process.wait_for_exit()
+        assert found.has_died
         found.remove(endpoint(one))
         found.add(endpoint(two, "default/regular-1"))
         (text,) = found.poll()
+        assert not found.has_died
         assert "died and was started again" in text
         assert [worker.url for worker in process.client.workers()] == [two.url]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.config.flags import Flag
 from slime.config.parse import flag_name, yaml_entries
@@ -21,9 +21,14 @@ from slime.config.passthrough import (
     ForeignTable,
     Program,
     installed_version,
+    not_installed,
     own_router_table,
     table_of,
 )
+from slime.config.problem import Problem
+
+if TYPE_CHECKING:
+    from slime.config import Config
 
 _CHOOSES_SGLANG = ("sglang-python", "sglang-config")
 _WITH_VALUE = ("sglang-python", "rollout-engine", "config")
@@ -67,7 +72,7 @@ def foreign_flags(argv: list[str], own: Iterable[Flag]) -> ForeignFlags:
     """
     words = _mentioned(argv)
     names = frozenset(row.name for row in own)
-    foreign = {program: _any_of(program, words, names) for program in PROGRAMS}
+    foreign = {program: _first_of(program, words, names) for program in PROGRAMS}
     python, engine = words.get("sglang-python"), words.get("rollout-engine")
     if engine is None:
         chosen = foreign["sglang"] or any(name in words for name in _CHOOSES_SGLANG)
@@ -77,7 +82,18 @@ def foreign_flags(argv: list[str], own: Iterable[Flag]) -> ForeignFlags:
         for program in PROGRAMS
         if foreign[program] or (engine == "sglang" and installed_version(program, python) is not None)
     ]
-    return ForeignFlags(engine, {program: _table(program, engine, python) for program in wanted}, names)
+    tables = {program: _table(program, engine, python, foreign[program]) for program in wanted}
+    return ForeignFlags(engine, tables, names)
+
+
+def engine_installed(config: Config, given: frozenset[str]) -> Iterator[Problem]:
+    """Engines that the run is to start are there to be started."""
+    serving = config.serving
+    starts = not config.train_only and serving.rollout_external_engine_addrs is None
+    is_sglang = starts and serving.rollout_engine == "sglang"
+    if is_sglang and installed_version("sglang", serving.sglang_python) is None:
+        error = not_installed("sglang", serving.sglang_python, "--rollout-engine")
+        yield Problem("--rollout-engine", error.message, error.remedy or "")
 
 
 def runs_stock_router(engine: str, python: str | None) -> bool:
@@ -90,14 +106,15 @@ def runs_stock_router(engine: str, python: str | None) -> bool:
     return wanted and installed_version("router", python) is not None
 
 
-def _table(program: Program, engine: str, python: str | None) -> ForeignTable:
+def _table(program: Program, engine: str, python: str | None, given: str | None) -> ForeignTable:
     if program == "router" and not runs_stock_router(engine, python):
         return own_router_table()
-    return table_of(program, python)
+    return table_of(program, python, asked_by=f"--{given}" if given else None)
 
 
-def _any_of(program: Program, words: Iterable[str], own: frozenset[str]) -> bool:
-    return any(word.startswith(f"{program}-") and word not in own for word in words)
+def _first_of(program: Program, words: Iterable[str], own: frozenset[str]) -> str | None:
+    """The first flag of a program among those that are given."""
+    return next((word for word in words if word.startswith(f"{program}-") and word not in own), None)
 
 
 def _mentioned(argv: list[str]) -> dict[str, str | None]:

@@ -145,20 +145,18 @@ def own_router_table() -> ForeignTable:
     return ForeignTable("router", "of slime", tuple(rows), options)
 
 
-def table_of(program: Program, python: str | None) -> ForeignTable:
+def table_of(program: Program, python: str | None, *, asked_by: str | None = None) -> ForeignTable:
     """The flags of `program` as installed for the interpreter `python` (default: this one).
+
+    Args:
+        asked_by: the flag that needs it, for the error.
 
     Raises:
         ConfigError: it is not installed there, or cannot be imported.
     """
     version = installed_version(program, python)
     if version is None:
-        package = _PACKAGES[program]
-        raise ConfigError(
-            f"{package} is not installed for {_interpreter(python)}",
-            place=f"--{program}-...",
-            remedy=f"`pip install {package}` there, or name another interpreter with --sglang-python",
-        )
+        raise not_installed(program, python, asked_by or f"--{program}-...")
     kept = _cache_file(program, python, version)
     if not kept.exists():
         _write_whole(kept, _ask(python, "flags", program))
@@ -180,10 +178,24 @@ def _version(program: Program, python: str) -> str | None:
     return None if version is None else str(version)
 
 
+def not_installed(program: Program, python: str | None, place: str) -> ConfigError:
+    """The error that a program is not there, and how it comes there."""
+    package = _PACKAGES[program]
+    return ConfigError(
+        f"{package} is not installed for {_interpreter(python)}",
+        place=place,
+        remedy=f"`pip install {package}` there, or name another interpreter with --sglang-python",
+    )
+
+
 def _interpreter(python: str | None) -> str:
     found = shutil.which(python or sys.executable)
     if found is None:
-        raise ConfigError(f"there is no interpreter {python!r}", place="--sglang-python")
+        raise ConfigError(
+            f"there is no interpreter {python!r}",
+            place="--sglang-python",
+            remedy="the python of the environment where sglang is installed, e.g. /opt/sglang/bin/python",
+        )
     return str(Path(found).absolute())
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slime.config.asynchrony import asynchrony
 from slime.config.device_sharing import devices
+from slime.config.engine_choice import engine_installed
 from slime.config.experts import experts
 from slime.config.plan import rollouts_per_optimizer_step
 from slime.config.problem import Check, Problem, dashed, listed
@@ -407,6 +408,7 @@ CHECKS: tuple[Check, ...] = (
     _required,
     _files_exist,
     *CHECKS_OF_FLAGS,
+    engine_installed,
     _adapters,
     experts,
     _parallel,

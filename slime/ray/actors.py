@@ -15,12 +15,13 @@ from typing import Any
 from slime.backends.update import RolloutUpdate
 from slime.config import Config
 from slime.config.plan import Plan
-from slime.errors import DeadlineError, EngineError
+from slime.errors import DeadlineError
 from slime.observability.console import RunConsole
 from slime.observability.doctor import environment_of
 from slime.ray.batch import RolloutBatch
 from slime.ray.checkpoints import TRAINER, Checkpoint
-from slime.ray.delivery import Delivery, TrainerSharing
+from slime.ray.deliveries import Deliveries
+from slime.ray.delivery import TrainerSharing
 from slime.ray.devices import DeviceTurns
 from slime.ray.engine_pool import EnginePool
 from slime.ray.environment import actor_options
@@ -37,18 +38,12 @@ from slime.ray.serving import (
 from slime.ray.startup_check import check_log_probs
 from slime.ray.supervision import StopFlag, StopRequested, Supervisor
 from slime.ray.train_group import TrainGroup
-from slime.serving.endpoint import EngineEndpoint
-from slime.serving.weights.sync import UpdatePause, UpdateReport
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
 from slime.utils.parts import Part
 
 STOP_SECONDS = 20.0
 """What an actor gets to end its work: hooks in flight clean up their sandboxes in it."""
-CAUSE_SECONDS = 5.0
-"""What the death of an engine gets to show after a call to it failed."""
-REPORT_SECONDS = 30.0
-"""What a weight update gets beyond its deadline to tell which engines failed."""
 MANAGER = "slime.ray.rollout_manager.RolloutManager"
 
 
@@ -69,7 +64,7 @@ class Actors:
         self._serving: ServingPlan
         self._pool: EnginePool | None = None
         self._evaluation_pool: EnginePool | None = None
-        self._version = 0
+        self._deliveries: Deliveries
         self._turns: DeviceTurns
 
     @property
@@ -127,6 +122,7 @@ class Actors:
                 sleeps=serving.sharing.offload_train,
             )
             loaded = self._trainer.call("start", self._meeting(self._trainer), sharing)
+        self._deliveries = Deliveries(serving, self._pool, self._trainer, self._supervisor)
         self._wait_at_start("start of the rollout manager", manager)
         if self._pool is not None:
             if not self._shares_gpus:
@@ -224,7 +220,7 @@ class Actors:
         with self._trainer_awake():
             values = self._wait_at_start("log-probs of the probe", self._trainer.call("log_probs", samples))
         if self._shares_gpus:
-            self.synchronise(self._version)
+            self.synchronise(self._deliveries.version)
         precision = self._wait_at_start("precision", self._trainer.first.precision.remote())
         return check_log_probs(samples, values, {precision, self._serving.engine_dtype})
 
@@ -241,7 +237,7 @@ class Actors:
 
         def tick() -> None:
             on_progress(self._wait("progress", self._manager.progress.remote())[0])
-            self._mend()
+            self._deliveries.mend()
 
         try:
             batch: RolloutBatch = self._wait(f"rollout step {step}", call, can_give_up=True, on_tick=tick)
@@ -254,7 +250,7 @@ class Actors:
         """One evaluation."""
         call = self._manager.evaluate.remote(step)
         metrics: dict[str, float] = self._wait(
-            f"evaluation after step {step}", call, can_give_up=True, on_tick=self._mend
+            f"evaluation after step {step}", call, can_give_up=True, on_tick=self._deliveries.mend
         )
         return metrics
 
@@ -266,8 +262,8 @@ class Actors:
     def begin_evaluate(self, step: int) -> Any:
         """Let an evaluation of the trainer's present weights begin on the engine of its own."""
         assert self._evaluation_pool is not None
-        report = self._deliver(EVALUATION, self._evaluation_pool.endpoints, step, "abort")
-        self._raise_failures(report)
+        report = self._deliveries.deliver(EVALUATION, self._evaluation_pool.endpoints, step, "abort")
+        self._deliveries.raise_failures(report)
         return self._evaluation_manager.evaluate.remote(step)
 
     def evaluated(self, step: int, call: Any) -> dict[str, float]:
@@ -290,7 +286,7 @@ class Actors:
             self._hold(self._pool)
         with self._turns.training():
             update: RolloutUpdate = self._wait("training", self._trainer.call("train", step, samples))
-        self._version = step + 1
+        self._deliveries.version = step + 1
         return update
 
     def _hold(self, pool: EnginePool) -> None:
@@ -299,80 +295,26 @@ class Actors:
 
     def synchronise(self, version: int) -> dict[str, float]:
         """Give the trainer's weights to the engines as policy `version`."""
-        self._version = version
+        self._deliveries.version = version
         if self._pool is None or self._trainer is None:
             return {}
         started = time.perf_counter()
         waited = self._manager.before_update.remote()
-        self._wait("rollouts before a weight update", waited, on_tick=self._mend)
+        self._wait("rollouts before a weight update", waited, on_tick=self._deliveries.mend)
         self._pool.pause_checks()
         endpoints = self._pool.endpoints
         with self._turns.update() as held:
             released = held and self._serving.sharing.offload_rollout
-            report = self._deliver(ROLLOUT, endpoints, version, self._serving.pause, released=released)
-            self._leave_out(report)
+            report = self._deliveries.deliver(
+                ROLLOUT, endpoints, version, self._serving.pause, released=released
+            )
+            self._deliveries.leave_out(report)
             if held:
                 self._pool.go_on(released=released)
-        self._mend()
+        self._deliveries.mend()
         self._pool.resume_checks()
         self._wait("news of a weight update", self._manager.weights_changed.remote(version))
         return {**report.metrics, "perf/update_weights_total_time": time.perf_counter() - started}
-
-    def _mend(self) -> None:
-        """Replace the engines that are lost, with the weights that the trainer has; it does nothing else
-        meanwhile.
-
-        Raises:
-            EngineError: one was replaced as often as it may be.
-        """
-        pool = self._pool
-        while pool is not None and pool.lost:
-            fresh = pool.replace()
-            self._supervisor.raise_if_dead(0.0)
-            report = UpdateReport(metrics={})
-            if self._trainer is not None:
-                report = self._deliver(ROLLOUT, fresh, self._version, "abort")
-            for endpoint in fresh:
-                if endpoint.name not in report.failed:
-                    pool.join(endpoint)
-            self._leave_out(report)
-
-    def _deliver(
-        self,
-        pool: str,
-        endpoints: tuple[EngineEndpoint, ...],
-        version: int,
-        pause: UpdatePause,
-        *,
-        released: bool = False,
-    ) -> UpdateReport:
-        """Let the trainer give its weights to engines."""
-        assert self._trainer is not None
-        delivery = Delivery(
-            way=self._serving.way(pool),
-            endpoints=endpoints,
-            version=version,
-            pause=pause,
-            released=released,
-        )
-        seconds = self._config.run.update_timeout + REPORT_SECONDS
-        call = self._trainer.call("deliver", delivery)
-        report: UpdateReport = self._wait("weight update", call, seconds, flag="--update-timeout")
-        return report
-
-    def _leave_out(self, report: UpdateReport) -> None:
-        """Engines that did not take the weights are lost, where engines are replaced; else the run ends."""
-        assert self._pool is not None
-        if not self._config.serving.use_fault_tolerance:
-            self._raise_failures(report)
-        for name, reason in report.failed.items():
-            self._pool.lose(name, f"weight update: {reason}")
-
-    def _raise_failures(self, report: UpdateReport) -> None:
-        if report.failed:
-            self._supervisor.raise_if_dead(CAUSE_SECONDS)
-            name, reason = next(iter(report.failed.items()))
-            raise EngineError(f"weight update: {reason}", place=f"engine {name}")
 
     def save(self, step_folder: Path) -> list[Part]:
         """Write the state of every process that has one, each into a folder of its own; returns the parts.

@@ -78,10 +78,9 @@ class DeviceTurns:
 
     @contextmanager
     def _between(self, after: Holder, during: Holder = Holder.UNKNOWN) -> Iterator[None]:
-        self.holder = during
+        self.holder, ended = during, Holder.UNKNOWN
         try:
             yield
-        except BaseException:
-            self.holder = Holder.UNKNOWN
-            raise
-        self.holder = after
+            ended = after
+        finally:
+            self.holder = ended

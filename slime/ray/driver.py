@@ -114,11 +114,18 @@ class Driver:
         self._warn_of_gap(step, metrics)
 
     def _synchronise(self, done: int) -> dict[str, float]:
-        """Give the engines the weights after so many steps, once the batch that older ones make is there."""
+        """Give the engines the weights after so many steps, once the batch that older ones make is there.
+
+        A stop that is asked meanwhile (engines may be started anew then) ends the run behind the step, which
+        has trained and must count.
+        """
         if not self._has_next_batch(done):
             return {}
         self._console.phase(f"step {done - 1}: weights")
-        metrics = self._actors.synchronise(done)
+        try:
+            metrics = self._actors.synchronise(done)
+        except StopRequested:
+            return {}
         self._synced = done
         return metrics
 

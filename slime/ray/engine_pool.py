@@ -6,20 +6,20 @@ is asked only after it was given weights (`join`). Runs in the driver's process;
 
 from __future__ import annotations
 
-import os
 import queue
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from slime.config.serving_sections import ServingConfig
 from slime.errors import EngineError, SlimeError
+from slime.ray.hands import Hands
 from slime.ray.health import HealthMonitor, HealthTimes, RestartBudget
 from slime.ray.layout import EngineSeat
 from slime.ray.placement import Placement
-from slime.ray.ports import FIRST_PORT, PortBook
 from slime.ray.routers import Routers, host_and_port
+from slime.ray.stands import Stands, part_name
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.engine_specs import EngineSpec, start_waves, with_encoders
 from slime.serving.external import ExternalEngine
@@ -34,25 +34,6 @@ THREADS = 4
 
 SETTLE_SECONDS = 1.0
 """What killed a router may have killed engines: until that is known, the next router would wait for them."""
-PORTS_OF_RUN, RUNS = 64, 256
-
-
-class Hands(Protocol):
-    """What a pool needs of the run that it belongs to."""
-
-    def make(
-        self, name: str, path: str, threads: int, *arguments: Any, placed: Mapping[str, Any], vital: bool
-    ) -> Any:
-        """An actor; the end of a vital one ends the run."""
-        ...
-
-    def wait_all(self, name: str, calls: Mapping[str, Any]) -> list[Any]:
-        """Results of calls by actor, within the deadline of a phase."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Tell the user."""
-        ...
 
 
 @dataclass
@@ -105,7 +86,7 @@ class EnginePool:
         self._seats = dict(zip(self._engines, seats, strict=True))
         self._externals = {external.endpoint.name: external for external in externals}
         self._lost_externals: set[str] = set()
-        self._ports = PortBook(_first_port() if placement is None else FIRST_PORT)
+        self._stands = Stands(settings, hands, placement)
         self._budget = RestartBudget(serving.rollout_engine_restarts)
         self._failures: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._health: HealthMonitor | None = None
@@ -306,9 +287,10 @@ class EnginePool:
             engine = self._engines[spec.name]
             engine.spec = with_encoders(spec, [e for e in self.endpoints if e.worker_type == "encoder"])
             engine.parts = [self._make(engine, part) for part in range(self._number_of_parts(spec.name))]
-            engine.stands = self._stands(engine)
+            if not (engine.stands and self._placement is None):  # as before, on one machine
+                engine.stands = self._stands.find(spec.name, engine.parts)
             self._starting[spec.name] = {
-                _part_name(spec.name, index): part.start.remote(stand)
+                part_name(spec.name, index): part.start.remote(stand)
                 for index, (part, stand) in enumerate(zip(engine.parts, engine.stands, strict=True))
             }
 
@@ -347,7 +329,7 @@ class EnginePool:
         spec, seat = engine.spec, self._seats[engine.spec.name]
         file = self._settings.log_dir / f"{_file_name(self._label, spec, part, len(self._engines))}.log"
         placed = {} if self._placement is None or seat is None else self._placement.engine_options(seat, part)
-        name = self._label if len(self._engines) == 1 else f"{self._label} {_part_name(spec.name, part)}"
+        name = self._label if len(self._engines) == 1 else f"{self._label} {part_name(spec.name, part)}"
         actor = self._hands.make(
             name,
             ACTOR,
@@ -365,45 +347,6 @@ class EnginePool:
     def _number_of_parts(self, name: str) -> int:
         seat = self._seats[name]
         return 1 if seat is None else len(seat.parts)
-
-    def _stands(self, engine: Engine) -> list[Stand]:
-        """Where the parts listen: as before, or at ports that are free on their machines."""
-        if engine.stands and self._placement is None:
-            return engine.stands
-        if self._placement is None and self._settings.kind == "embedded":
-            return [Stand(port=self._settings.embedded.port)]
-        alone = self._placement is None
-        hosts = [Stand().host] if alone else self._ask(engine, "address")
-        stands: list[Stand] = []
-        for rank, (host, part) in enumerate(zip(hosts, engine.parts, strict=True)):
-
-            def free(start: int, count: int, part: Any = part) -> int | None:
-                found: list[int | None] = self._hands.wait_all(
-                    "free ports", {engine.spec.name: part.free_ports.remote(start, count)}
-                )
-                return found[0]
-
-            ports = self._ports.engine(host, free)
-            stands.append(
-                Stand(
-                    host=host,
-                    port=ports.http,
-                    nccl_port=ports.nccl,
-                    bootstrap_port=ports.bootstrap,
-                    base_gpu=0,
-                    node_rank=rank,
-                    nnodes=len(hosts),
-                    meeting=f"{host}:{ports.dist_init}" if rank == 0 else stands[0].meeting,
-                )
-            )
-        return stands
-
-    def _ask(self, engine: Engine, question: str) -> list[Any]:
-        calls = {
-            _part_name(engine.spec.name, index): getattr(part, question).remote()
-            for index, part in enumerate(engine.parts)
-        }
-        return self._hands.wait_all(f"{question} of an engine", calls)
 
     def _calls(self, method: str, *arguments: Any, only_kept: bool = False) -> dict[str, Any]:
         """The same call at our engines that generate; `only_kept`: at those that keep their weights."""
@@ -438,12 +381,6 @@ class EnginePool:
         return str(ray.get(self._engines[name].parts[0].log_tail.remote(), timeout=LOG_SECONDS))
 
 
-def _first_port() -> int:
-    """Where a run on one machine looks for ports: not where other runs do, since what is free when it is
-    looked for may not be so when it is used."""
-    return FIRST_PORT + PORTS_OF_RUN * (os.getpid() % RUNS)
-
-
 def _how_it_ended(end: Any) -> str:
     """What the watch of an engine returned, or how its actor died."""
     from slime.ray.supervision import result_of
@@ -452,10 +389,6 @@ def _how_it_ended(end: Any) -> str:
         return str(result_of("engine", end))
     except SlimeError as error:
         return error.message
-
-
-def _part_name(name: str, part: int) -> str:
-    return name if part == 0 else f"{name} node {part}"
 
 
 def _file_name(label: str, spec: EngineSpec, part: int, engines: int) -> str:

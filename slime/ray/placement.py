@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from slime.config import Config
@@ -188,13 +189,12 @@ def place(
     shape = [{"GPU": 1, "CPU": 1}] * layout.bundles
     waiting = _Waiting(layout, name, supervisor, deadline, note)
     group = ray.util.placement_group(shape, strategy="PACK", name=name)
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(ray.util.remove_placement_group, group)
         waiting.wait("a placement group", {"": group.ready()})
         bundles = _located(group, range(layout.bundles), waiting)
         seating = seat(layout, engines, bundles, ranks_per_node=ranks_per_node, gpus_per_node=gpus_per_node)
-    except BaseException:
-        ray.util.remove_placement_group(group)
-        raise
+        on_failure.pop_all()
     return Placement(group, layout, seating, waiting, gpus_per_node)
 
 

@@ -16,7 +16,8 @@ from slime.config import Config
 from slime.config.device_sharing import DeviceSharing, share_devices
 from slime.errors import ConfigError
 from slime.ray.delivery import Way
-from slime.ray.engine_pool import EnginePool, Hands
+from slime.ray.engine_pool import EnginePool
+from slime.ray.hands import Hands
 from slime.ray.layout import EngineSlots, Layout
 from slime.ray.placement import Placement, is_placed, layout_of_run, place
 from slime.ray.ports import own_address

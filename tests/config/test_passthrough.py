@@ -147,8 +147,19 @@ def test_slimes_own_flags_of_such_names_ask_no_program(base, tmp_path):
 def test_without_the_program_its_flag_says_how_to_install_it(base, tmp_path):
     python = fake_python(tmp_path, version=None)
     text = refused([*base, "--sglang-python", python, "--sglang-page-size", "64"])
-    assert "sglang is not installed" in text
+    assert "--sglang-page-size: sglang is not installed" in text
     assert "pip install sglang" in text
+
+
+@pytest.mark.parametrize("words", ["--rollout-engine sglang", ""])
+def test_an_engine_that_is_not_installed_is_told_before_a_run(base, tmp_path, words):
+    python = fake_python(tmp_path, version=None)
+    text = refused(
+        [*base, "--rm-type", "math", "--label-key", "l", "--sglang-python", python, *words.split()]
+    )
+    assert "--rollout-engine: sglang is not installed for" in text
+    assert "pip install sglang" in text
+    load_config([*base, "--rollout-external-engine-addrs", "h:1"])
 
 
 def test_without_sglang_router_the_flags_are_those_of_the_router_that_slime_brings(base, tmp_path):

@@ -59,7 +59,7 @@ def test_an_engine_of_our_own_that_ends_is_the_error(world):
     env = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300)
     assert done.returncode == 2
-    assert "the engine process was killed by signal 9" in done.stderr
+    assert "the embedded engine process was killed by signal 9" in done.stderr
 
 
 def test_a_run_mixes_data_sets_under_a_curriculum(world):

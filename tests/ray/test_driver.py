@@ -122,6 +122,28 @@ def test_a_stop_behind_a_step_that_has_trained_counts_the_step(config, tmp_path)
     assert result.steps_done == 2 and result.stopped and logged == [0, 1]
 
 
+class StoppedWhileUpdating(OneStep):
+    """A run that is asked to stop while an update replaces an engine."""
+
+    is_stopped = False
+
+    def synchronise(self, version):
+        self.is_stopped = True
+        raise StopRequested("start of the engines")
+
+    def raise_if_stopped(self):
+        if self.is_stopped:
+            raise StopRequested("between steps")
+
+
+def test_a_stop_in_an_update_counts_the_step_that_has_trained(config, tmp_path):
+    logged, log = [], Log()
+    log.log = lambda metrics, step: logged.append(step)
+    actors = StoppedWhileUpdating(0.0)
+    result = Driver(config, config.plan(None), actors, Console(), log, tmp_path, Trained()).run()
+    assert result.steps_done == 1 and result.stopped and logged == [0]
+
+
 class Versions(OneStep):
     """Notes the versions that engines get."""
 

@@ -7,7 +7,6 @@ protocol.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
@@ -17,6 +16,7 @@ from slime.serving.weights.client import FROM_DISK, WeightClient
 from slime.serving.weights.delta.apply import pull
 from slime.serving.weights.sync import WeightSource
 from slime.serving.weights.transport import Update, drain
+from slime.serving.weights.version_folder import remove_version
 
 AfterWrite: TypeAlias = Callable[[Path, Sequence[EngineEndpoint]], object]
 """The user's hook: the folder of a version, and the engines that will load it."""
@@ -106,7 +106,7 @@ class DiskTransport:
 
         update.crew.each("weights", load)
         if not self._keeps_files:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_version(self._folder)
 
     def follow(self, source: WeightSource, version: int) -> None:
         """Go through the weights."""

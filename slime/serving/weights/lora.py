@@ -7,7 +7,6 @@ their adapter, so that they are ended before it is replaced. Knows folders and H
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
@@ -18,7 +17,7 @@ from slime.serving.weights.client import WeightClient
 from slime.serving.weights.disk import AfterWrite
 from slime.serving.weights.sync import WeightSource
 from slime.serving.weights.transport import Update
-from slime.serving.weights.version_folder import version_path
+from slime.serving.weights.version_folder import remove_version, version_path
 
 _FLAG = "--update-weight-transport lora"
 
@@ -89,7 +88,7 @@ class LoraTransport:
 
         update.crew.each("adapter", load)
         if not self._keeps_files:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_version(folder)
 
     def follow(self, source: WeightSource, version: int) -> None:
         """Take part in gathering the adapters."""

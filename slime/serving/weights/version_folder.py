@@ -7,6 +7,7 @@ if it is such a folder. Knows tensors by name, and nothing of engines.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from slime.serving.weights.layout import INDEX
 if TYPE_CHECKING:
     import torch
 
+_logger = logging.getLogger(__name__)
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 
@@ -90,6 +92,14 @@ def new_version(root: Path, version: int) -> Iterator[FolderWriter]:
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def remove_version(folder: Path) -> None:
+    """Delete a version that all engines have loaded; one that stays is told, since the disk fills up."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        _logger.warning("%s is not needed any more and cannot be removed: %s", folder, error)
 
 
 def read_index(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 nothing.
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from slime.errors import ModelError
 from slime.serving.weights.client import Deadline
 from slime.serving.weights.crew import Crew
+from slime.serving.weights.delta import apply as delta_apply
 from slime.serving.weights.delta.apply import pull
 from slime.serving.weights.delta.checksum import checksum_of, compressed, decompressed
 from slime.serving.weights.delta.encoding import apply, encode
@@ -25,7 +27,7 @@ from slime.serving.weights.delta.publisher import DeltaPublisher
 from slime.serving.weights.layout import read_layout, read_tensor
 from slime.serving.weights.outgoing import WireForm
 from slime.serving.weights.transport import Update
-from slime.serving.weights.version_folder import read_index
+from slime.serving.weights.version_folder import read_index, remove_version
 from tests.serving.weights.pool import ModelSource
 from tests.tiny import tiny_model, tiny_model_dir
 
@@ -224,6 +226,23 @@ def test_a_folder_of_the_users_is_not_replaced(run):
     with pytest.raises(ModelError, match="something else"):
         pull(folder, run.local, "1", run.seed)
     assert (run.local / "precious").read_text() == "x"
+
+
+def test_a_folder_that_another_process_holds_is_waited_for_by_a_deadline(run, monkeypatch):
+    folder, _ = run.publish(run.publisher(), 1)
+    monkeypatch.setattr(delta_apply, "LOCK_SECONDS", 0.2)
+    run.local.parent.mkdir(parents=True)
+    with run.local.with_name(".local.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ModelError, match="held by another process for 0.2 s"):
+            pull(folder, run.local, "1", run.seed)
+    pull(folder, run.local, "1", run.seed)
+    run.check()
+
+
+def test_a_version_that_cannot_be_removed_is_told(tmp_path, caplog):
+    remove_version(tmp_path / "gone")
+    assert "cannot be removed" in caplog.text
 
 
 PULLS = """

@@ -10,10 +10,11 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from slime.serving.weights.delta.encoding import apply
 from slime.serving.weights.layout import header_metadata, read_layout
 from slime.serving.weights.version_folder import read_index
 
+LOCK_SECONDS = 600.0
+"""What another engine of the machine gets to bring the same folder up to date."""
+LOCK_POLL_SECONDS = 0.05
 _MARKER = ".slime-version.json"
 
 
@@ -160,7 +164,28 @@ def _clear(local: Path) -> None:
 
 @contextmanager
 def _locked(local: Path) -> Iterator[None]:
-    """One at a time: engines of a machine may share the folder."""
+    """One at a time: engines of a machine may share the folder.
+
+    Raises:
+        ModelError: another process has it for longer than any update takes.
+    """
+    end = time.monotonic() + LOCK_SECONDS
     with local.with_name(f".{local.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _taken(file):
+            if time.monotonic() > end:
+                raise ModelError(
+                    f"is held by another process for {LOCK_SECONDS:g} s",
+                    place=str(local),
+                    remedy="end what writes there, or give each engine's machine a folder of its own "
+                    "(--update-weight-local-checkpoint-dir)",
+                )
+            time.sleep(LOCK_POLL_SECONDS)
         yield
+
+
+def _taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

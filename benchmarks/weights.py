@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -98,6 +99,10 @@ class Model:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """As of a `WeightSource`."""
         yield from self.tensors.items()
+
+    def present(self) -> AbstractContextManager[None]:
+        """They always are."""
+        return nullcontext()
 
     def change(self, share: float) -> None:
         """Give a share of the elements other values."""

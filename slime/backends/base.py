@@ -6,6 +6,7 @@ Knows samples, advantages and metrics; knows nothing of engines, Ray or where ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -80,7 +81,11 @@ class Trainer(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Current weights by Hugging Face name, tied weights once."""
+        """Current weights by Hugging Face name, tied weights once. Of a trainer that sleeps: in `present`."""
+        ...
+
+    def present(self) -> AbstractContextManager[None]:
+        """Within it `weights` can be gone through also while the trainer sleeps."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -100,7 +105,10 @@ class Trainer(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give up everything that a rollout phase does not need: gradients, caches, threads."""
+        """Give up everything that a rollout phase does not need: gradients, caches, threads, a GPU's memory.
+
+        Until `wake` nothing else may be called but `present`, and `weights` within it.
+        """
         ...
 
     def wake(self) -> None:
@@ -132,5 +140,5 @@ class Critic(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give up gradients and caches, until the next call."""
+        """Give up gradients, caches and a GPU's memory, until the next call."""
         ...

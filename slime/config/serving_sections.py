@@ -65,8 +65,8 @@ class ServingConfig:
     offload: bool = flag(False, "--offload-train and --offload-rollout", "switch")
     offload_train: bool | None = flag(
         None,
-        "drop the trainer's gradients and give cached GPU memory back during rollouts; its weights stay, and "
-        "so does the optimizer's state but for --optimizer-cpu-offload",
+        "during rollouts keep the trainer's weights and the optimizer's state on the host, and give up the "
+        "rest of its GPU memory",
         "tri",
     )
     offload_rollout: bool | None = flag(None, "free the engines' GPU memory during training", "tri")

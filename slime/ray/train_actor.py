@@ -11,8 +11,9 @@ import collections
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -134,20 +135,19 @@ class TrainActor:
     def train(self, step: int, samples: Sequence[TrainSample]) -> RolloutUpdate:
         """All optimizer steps of rollout step `step`; metrics of each, and of the whole."""
         started = time.perf_counter()
-        self._trainer.wake()
-        update = train_on_rollouts(
-            self._trainer,
-            samples,
-            algorithm=self._config.algorithm,
-            rollouts_per_step=self._plan.rollouts_per_optimizer_step,
-            hooks=replace(self._hooks, rollout_id=step),
-            critic=self._critic_training(step),
-            carry=self._carry(step),
-            policy_version=step if self._config.keeps_rollouts else 0,
-        )
-        self._waiting = update.waiting
-        self._publish()
-        self._rest()
+        with self._awake():
+            update = train_on_rollouts(
+                self._trainer,
+                samples,
+                algorithm=self._config.algorithm,
+                rollouts_per_step=self._plan.rollouts_per_optimizer_step,
+                hooks=replace(self._hooks, rollout_id=step),
+                critic=self._critic_training(step),
+                carry=self._carry(step),
+                policy_version=step if self._config.keeps_rollouts else 0,
+            )
+            self._waiting = update.waiting
+            self._publish()
         seconds = time.perf_counter() - started
         tokens = sum(len(sample.tokens) for sample in samples)
         timing = {"perf/train_time": seconds, "perf/actor_train_tok_per_s": tokens / seconds}
@@ -156,10 +156,8 @@ class TrainActor:
     @on_one_thread
     def log_probs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
         """Log-probs of the response tokens under the current weights."""
-        self._trainer.wake()
-        values = self._trainer.log_probs(samples)
-        self._rest()
-        return values
+        with self._awake():
+            return self._trainer.log_probs(samples)
 
     @on_one_thread
     def deliver(self, delivery: Delivery) -> UpdateReport:
@@ -177,9 +175,10 @@ class TrainActor:
     @on_one_thread
     def save(self, folder: str) -> list[Part]:
         """Write the trainer's state into a folder of a checkpoint's step, and declare its files."""
-        self._trainer.save(Path(folder))
-        if self._critic is not None:
-            self._critic.save(Path(folder) / CRITIC)
+        with self._awake():
+            self._trainer.save(Path(folder))
+            if self._critic is not None:
+                self._critic.save(Path(folder) / CRITIC)
         if not self.ranks.is_first:
             return []
         if self._waiting:
@@ -189,13 +188,15 @@ class TrainActor:
     @on_one_thread
     def save_hf(self, folder: str) -> None:
         """Write a Hugging Face folder."""
-        self._trainer.save_hf(Path(folder))
+        with self._awake():
+            self._trainer.save_hf(Path(folder))
 
     @on_one_thread
     def save_critic(self, folder: str) -> None:
         """Write a Hugging Face folder of the critic."""
         assert self._critic is not None
-        self._critic.save_hf(Path(folder))
+        with self._awake():
+            self._critic.save_hf(Path(folder))
 
     @on_one_thread
     def load(self, folder: str, restart_at: int | None) -> None:
@@ -208,16 +209,9 @@ class TrainActor:
         Raises:
             CheckpointError: see `Trainer.load`; or there is no critic to go on with.
         """
-        plan, place = self._plan, Path(folder)
-        self._trainer.load(place, restart_at=None if restart_at is None else plan.actor_steps(restart_at))
-        if self._critic is not None and ((place / CRITIC).is_dir() or restart_at is None):
-            _check_has_critic(place)
-            self._critic.load(
-                place / CRITIC, restart_at=None if restart_at is None else plan.critic_steps(restart_at)
-            )
-        if restart_at is None and (place / WAITING).is_file():
-            self._waiting = from_json((place / WAITING).read_text(encoding="utf-8"))
-        self._publish()
+        with self._awake():
+            self._load(Path(folder), restart_at)
+            self._publish()
 
     def stop(self) -> None:
         """Give up what is shared with engines and let `watch` return."""
@@ -226,6 +220,17 @@ class TrainActor:
         if self._weights is not None:
             self._weights.unlink()
         self._stopped.set()
+
+    def _load(self, place: Path, restart_at: int | None) -> None:
+        plan = self._plan
+        self._trainer.load(place, restart_at=None if restart_at is None else plan.actor_steps(restart_at))
+        if self._critic is not None and ((place / CRITIC).is_dir() or restart_at is None):
+            _check_has_critic(place)
+            self._critic.load(
+                place / CRITIC, restart_at=None if restart_at is None else plan.critic_steps(restart_at)
+            )
+        if restart_at is None and (place / WAITING).is_file():
+            self._waiting = from_json((place / WAITING).read_text(encoding="utf-8"))
 
     def _carry(self, step: int) -> Carry | None:
         if self._config.data.incomplete_step != "carry":
@@ -265,14 +270,27 @@ class TrainActor:
     def _probe(self) -> Probe:
         """Some tokens of the vocabulary, in the order of their numbers."""
         tokens = range(min(PROBE_TOKENS, self._trainer.vocabulary))
-        score = lambda row: self._trainer.log_probs([_unrewarded(row)])[0]  # noqa: E731
         precisions = {self._trainer.precision, self._sharing.engine_dtype}
-        return Probe(score, tokens, TOLERANCE["bfloat16" if "bfloat16" in precisions else "float32"])
+        return Probe(self._score, tokens, TOLERANCE["bfloat16" if "bfloat16" in precisions else "float32"])
+
+    def _score(self, row: Sequence[int]) -> Sequence[float]:
+        """Log-probs of the tokens of a row but the first."""
+        with self._awake():
+            return self._trainer.log_probs([_unrewarded(row)])[0]
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """Use the device, and give it up afterwards where engines need it."""
+        self._trainer.wake()
+        yield
+        self._rest()
 
     def _rest(self) -> None:
-        """Give up the device until the next call, where engines need it."""
-        if self._sharing.sleeps:
-            self._trainer.sleep()
+        if not self._sharing.sleeps:
+            return
+        self._trainer.sleep()
+        if self._critic is not None:
+            self._critic.sleep()
 
     def _publish(self) -> None:
         """Copy the weights to where the engine maps them, where they do not live there."""

@@ -74,7 +74,7 @@ class _Part:
 
     def __init__(self, events: list[dict[str, Any]]) -> None:
         self._header, self._origin = events[0], float(events[0]["t"])
-        self._outside = [e for e in events if e["event"] in ("collect", "weights")]
+        self._outside = [e for e in events if e["event"] in ("collect", "hold", "weights")]
         self._closed = [e for e in events if e["event"] == "close"]
         self._submissions: list[_Submission] = []
         self._verdicts: dict[int, list[str | None]] = defaultdict(list)
@@ -111,6 +111,9 @@ class _Part:
         async with scheduler:
             for event in self._outside:
                 await self._until(event["t"])
+                if event["event"] == "hold":
+                    scheduler.hold()
+                    continue
                 if event["event"] == "weights":
                     scheduler.weights_changed(event["version"])
                     continue

@@ -131,12 +131,17 @@ class Scheduler:
         """Bring what is in flight to where the policy wants it while the weights change."""
         leftover = self._policy.at_update(self._view())
         if leftover is Leftover.WAIT:
-            self._held = True
+            self.hold()
             while self._flight.running:
                 await asyncio.wait(self._flight.running, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.sleep(TAKE_UP_SECONDS)
         else:
             await self._leave(leftover)
+
+    def hold(self) -> None:
+        """Start nothing more before the weights change."""
+        self._log.write("hold")
+        self._held = True
 
     def weights_changed(self, version: int) -> None:
         """The engine samples by these weights from now on."""

@@ -122,6 +122,25 @@ def test_a_replay_of_the_log_closes_the_same_batches(tmp_path, policy, seed):
     assert all(batch.same for batch in closed), [batch for batch in closed if not batch.same]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    bound=st.integers(1, 4),
+    wanted=st.integers(1, 5),
+    most=st.integers(1, 12),
+    slots=st.integers(1, 20),
+    train=st.sampled_from([0.5, 3.0, 10.0]),
+    waits=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_replay_closes_the_same_batches_however_rollouts_overlap_training(
+    tmp_path_factory, bound, wanted, most, slots, train, waits, seed
+):
+    log = tmp_path_factory.mktemp("replay") / "events.jsonl"
+    policy = FullyAsynchronous(most, waits=waits)
+    simulate(setting(policy, bound=bound, wanted=wanted, slots=slots, seed=seed, train_seconds=train), log)
+    assert all(batch.same for batch in replay(read_events(log)))
+
+
 def test_a_replay_finds_a_batch_that_the_scheduler_would_not_have_closed(tmp_path):
     log = tmp_path / "events.jsonl"
     simulate(setting(Synchronous(7)), log)

@@ -19,6 +19,7 @@ from slime.backends.torch.batches import MicroBatches, loss_request
 from slime.backends.torch.checkpoint import tensor_bytes, write_folder
 from slime.backends.torch.forest import Request
 from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.parking import Parking
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
 from slime.backends.torch.sharding import sharded, whole
@@ -75,6 +76,7 @@ class TorchCritic:
         if train.gradient_checkpointing:
             recompute_layers(self._model.body)
         self._ranks = ranks
+        self._parking = Parking()
         self._batches = MicroBatches.of(own, self._model.body.config, device=self._model.device, ranks=ranks)
         self._values = sharded(self._model.module, self._model.values, ranks, self._model.device)
         parameters = dict(self.named_parameters())
@@ -93,6 +95,7 @@ class TorchCritic:
         Raises:
             DataError: a sample whose response has no token before it.
         """
+        self._parking.restore()
         requests = [(i, _request(sample)) for i, sample in enumerate(samples) if sample.trained_tokens]
         found: dict[int, list[float]] = {}
         with torch.no_grad():
@@ -113,6 +116,7 @@ class TorchCritic:
         """
         rows = [row for row in rows if row.sample.trained_tokens]
         _check_rows(rows)
+        self._parking.restore()
         self._optimizer.zero_grad()
         sums: dict[str, float] = defaultdict(float)
         for members, batch in self._batches.pack([(i, _request(r.sample)) for i, r in enumerate(rows)]):
@@ -141,10 +145,12 @@ class TorchCritic:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer, schedule position and RNG state; see `TrainingState.save`."""
+        self._parking.restore()
         self._state.save(folder)
 
     def load(self, folder: Path, *, restart_at: int | None = None) -> None:
         """Read a checkpoint into the present storage of the parameters; see `TrainingState.load`."""
+        self._parking.restore()
         self._state.load(folder, restart_at=restart_at)
 
     def save_hf(self, folder: Path) -> None:
@@ -153,7 +159,7 @@ class TorchCritic:
         Raises:
             CheckpointError: see `write_checkpoint`.
         """
-
+        self._parking.restore()
         parameters = ((name, whole(parameter.detach())) for name, parameter in self.named_parameters())
         weights = {name: weight for name, weight in parameters if self._ranks.is_first}
 
@@ -165,8 +171,9 @@ class TorchCritic:
         write_folder(folder, write, tensor_bytes(weights), self._ranks)
 
     def sleep(self) -> None:
-        """Drop gradients, and give freed memory back where the system is short of it."""
-        self._state.rest()
+        """Drop gradients and take the model and its moments from a GPU to the host, until the next call."""
+        self._parking.park(self._model.module.parameters())
+        self._state.rest(self._parking)
 
     def _column(self, rows: Sequence[ValueRow], values: Sequence[Sequence[float]]) -> torch.Tensor:
         """[T] values of the trained tokens, rows after one another."""

@@ -20,6 +20,7 @@ from slime.backends.torch.checkpoint import Checkpoint, StoredTensor, read_check
 from slime.backends.torch.lora import check_settings
 from slime.backends.torch.memory import release_heap
 from slime.backends.torch.optim import Optimizer
+from slime.backends.torch.parking import Parking
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.sharding import own, own_rows
 from slime.errors import CheckpointError
@@ -100,9 +101,11 @@ class TrainingState:
             for name, tensor in stored.items()
         }
 
-    def rest(self) -> None:
-        """Drop gradients, and give freed memory back where the system is short of it."""
+    def rest(self, parking: Parking) -> None:
+        """Drop gradients, park the optimizer's moments, and give freed memory back where the system is short
+        of it."""
         self.optimizer.zero_grad()
+        parking.park(self.optimizer.state_tensors().values())
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -28,6 +28,7 @@ from slime.backends.torch.lora import LoraAdapters
 from slime.backends.torch.memory import keep_heap
 from slime.backends.torch.model import CausalModel, load_model
 from slime.backends.torch.optim import Optimizer, check_offload
+from slime.backends.torch.parking import Parking
 from slime.backends.torch.ranks import ALONE, Ranks
 from slime.backends.torch.recompute import recompute_layers
 from slime.backends.torch.replay import replay_routes
@@ -98,6 +99,8 @@ class TorchTrainer:
         self._ranks = ranks
         self._batches = MicroBatches.of(train, self._model.module.config, device=self.device, ranks=ranks)
         self._score, self._logits = self._sharded(self._model)
+        self._parking = Parking()
+        self._reference_module: torch.nn.Module | None = None
         self._score_reference: Score | None = None
         if algorithm.use_kl_loss or algorithm.kl_coef:
             self._score_reference = self._reference(model, device)
@@ -286,13 +289,28 @@ class TorchTrainer:
         self._batches = replace(self._batches, packing=packing)
 
     def sleep(self) -> None:
-        """Drop gradients, give freed memory back where the system is short of it, and use one thread."""
-        self._state.rest()
+        """Drop gradients, take models and moments from a GPU to the host, and use one thread.
+
+        Freed memory goes back to the system where that is short of it.
+        """
+        self._parking.park(self._models())
+        self._state.rest(self._parking)
         torch.set_num_threads(1)
 
     def wake(self) -> None:
-        """Take the threads of training again."""
+        """Bring back what `sleep` took away, and take the threads of training again."""
+        self._parking.restore()
         torch.set_num_threads(self._threads)
+
+    def present(self) -> AbstractContextManager[None]:
+        """Within it the policy is on its device, also while the trainer sleeps."""
+        return self._parking.lent(self._model.module.parameters())
+
+    def _models(self) -> Iterator[torch.Tensor]:
+        """The policy and the reference model."""
+        yield from self._model.module.parameters()
+        if self._reference_module is not None:
+            yield from self._reference_module.parameters()
 
     def _reference(self, model: ModelConfig, device: str | None) -> Score:
         """The frozen model of the KL term; under adapters it is the base itself, not a second copy."""
@@ -302,6 +320,7 @@ class TorchTrainer:
         folder = model.ref_load or model.hf_checkpoint
         reference = load_model(folder, precision=self._config.train_precision, device=device)
         reference.module.requires_grad_(False)
+        self._reference_module = reference.module
         return self._sharded(reference)[0]
 
     def _sharded(self, model: CausalModel) -> tuple[Score, LogitsOf]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from slime.errors import ConfigError, EngineRequestError
+from slime.errors import ConfigError, EngineRequestError, ModelError
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.weights.client import Deadline, WeightClient
 from slime.serving.weights.crew import Call, Crew
@@ -77,13 +78,14 @@ class EngineSync:
             released: the engines gave up memory before; they take it back, weights first.
 
         Raises:
-            ModelError: the weights are not those of the engines' model. No engine was changed.
+            ModelError: the weights are not those of the engines' model; names the engines that stay paused.
             ConfigError: an engine cannot pause so.
         """
         if not self._endpoints:
             return UpdateReport(metrics={})
         if not self._is_first:
-            self._transport.follow(self._source, version)
+            with self._source.present():
+                self._transport.follow(self._source, version)
             if self._probe is not None and self._unproved:
                 self._probe.expected()
                 self._unproved.clear()
@@ -106,8 +108,8 @@ class EngineSync:
         update = Update(version, weights, crew, pause)
         try:
             paused = self._move(update, released)
-        finally:
-            drain(update.weights)
+        except ModelError as error:
+            raise _left_paused(error, self._endpoints) from error
         ended = time.perf_counter()
         self._prove(crew)
         metrics = {
@@ -120,21 +122,31 @@ class EngineSync:
     def _move(self, update: Update, released: bool) -> float:
         """All steps at the engines; when the pause began."""
         crew, pause = update.crew, update.pause
-        self._transport.stage(update)
-        paused = time.perf_counter()
-        crew.each("pause", lambda engine: engine.pause(pause))
-        if pause != "in_place":  # requests that continue in place need the cache
-            crew.each("flush of the cache", WeightClient.flush)
-        if released:
-            crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
-        self._in_session(crew, _begin)
-        self._transport.send(update)
+        with self._present(update):
+            self._transport.stage(update)
+            paused = time.perf_counter()
+            crew.each("pause", lambda engine: engine.pause(pause))
+            if pause != "in_place":  # requests that continue in place need the cache
+                crew.each("flush of the cache", WeightClient.flush)
+            if released:
+                crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
+            self._in_session(crew, _begin)
+            self._transport.send(update)
         self._in_session(crew, lambda engine: engine.post("/end_weight_update", {}))
         if released:
             crew.each("memory of the cache", lambda engine: _take_back(engine, KEPT_MEMORY))
         self._verify(crew, update.version)
         crew.each("continuation", WeightClient.resume)
         return paused
+
+    @contextmanager
+    def _present(self, update: Update) -> Iterator[None]:
+        """The weights are there, and are gone through to their end whatever happens."""
+        with self._source.present():
+            try:
+                yield
+            finally:
+                drain(update.weights)
 
     def _wire_form(self, crew: Crew) -> WireForm:
         """What the engines want, asked once; the weights are gone through in the trainer's form without
@@ -162,6 +174,13 @@ class EngineSync:
         if self._probe is not None and self._unproved:
             self._probe.compare(crew, self._transport.request_fields)
             self._unproved.clear()
+
+
+def _left_paused(error: ModelError, endpoints: Sequence[EngineEndpoint]) -> ModelError:
+    """The error with what becomes of the engines: they may have some of the weights."""
+    urls = ", ".join(endpoint.url for endpoint in endpoints)
+    after = f"engines at {urls} stay paused: restart them, or load a whole checkpoint into them"
+    return ModelError(error.message, place=error.place, remedy=f"{error.remedy or 'see above'}; {after}")
 
 
 def _begin(engine: WeightClient) -> None:

@@ -7,6 +7,7 @@ none is left between two versions unsaid. Knows neither trainer nor transport.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -24,6 +25,10 @@ class WeightSource(Protocol):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face name and whole tensor, always in the same order; a collective call of all ranks."""
+        ...
+
+    def present(self) -> AbstractContextManager[None]:
+        """Within it `weights` can be gone through, also while the trainer sleeps."""
         ...
 
 

@@ -21,6 +21,9 @@ class ModelSource:
         self.model = model
         self.passes = 0
 
+    def present(self):
+        return contextlib.nullcontext()
+
     def weights(self):
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach()
@@ -32,6 +35,26 @@ class ModelSource:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+class SleepingSource(ModelSource):
+    """Has its weights only while they are lent."""
+
+    is_awake = True
+
+    @contextlib.contextmanager
+    def present(self):
+        for parameter, data in zip(self.model.parameters(), self.away, strict=True):
+            parameter.data = data
+        self.is_awake = True
+        yield
+        self.fall_asleep()
+
+    def fall_asleep(self):
+        self.is_awake = False
+        self.away = [parameter.data for parameter in self.model.parameters()]
+        for parameter in self.model.parameters():
+            parameter.data = torch.full_like(parameter.data, float("nan"))
 
 
 class StrikingSource(ModelSource):

@@ -11,7 +11,15 @@ from slime.errors import ModelError
 from slime.serving.weights.factory import make_weight_sync
 from slime.serving.weights.probe import Probe
 from slime.serving.weights.shared import SharedWeights
-from tests.serving.weights.pool import PROMPT, ModelSource, StrikingSource, engines, expected, scores
+from tests.serving.weights.pool import (
+    PROMPT,
+    ModelSource,
+    SleepingSource,
+    StrikingSource,
+    engines,
+    expected,
+    scores,
+)
 from tests.serving.wire import call, ok
 from tests.tiny import tiny_model, tiny_model_dir
 
@@ -37,6 +45,21 @@ def check(endpoints, model, version, failed=()):
             found, named = scores(endpoint.url)
             assert named == version
             assert found == pytest.approx(expected(model), abs=1e-4)
+
+
+@pytest.mark.parametrize("transport", ["tensor", "nccl", "disk"])
+def test_weights_of_a_trainer_that_sleeps_are_lent_for_the_update(folder, tmp_path, transport):
+    source = SleepingSource(tiny_model(seed=3))
+    with engines(folder) as pool:
+        sync = make(folder, source, transport, update_weight_disk_dir=str(tmp_path / "versions"))
+        sync.connect([endpoint for _, endpoint in pool])
+        source.fall_asleep()
+        for version in ("1", "2"):
+            assert sync.update(int(version), "abort").failed == {}
+            assert not source.is_awake
+            with source.present():
+                check(pool, source.model, version)
+        sync.close()
 
 
 @pytest.mark.parametrize("transport", ["tensor", "nccl"])
@@ -298,5 +321,6 @@ def test_names_that_the_engines_checkpoint_lacks_are_told(folder):
     with engines(folder) as pool:
         sync = make(folder, source, "tensor", engine_kind="sglang")
         sync.connect([endpoint for _, endpoint in pool])
-        with pytest.raises(ModelError, match=r"layers.2"):
+        with pytest.raises(ModelError, match=r"(?s)layers.2.*stay paused: restart them") as caught:
             sync.update(1, "abort")
+        assert pool[0][1].url in str(caught.value)

@@ -173,6 +173,15 @@ def _together(engines: Sequence[ExternalEngine], expected: Expected) -> list[Pro
                 FLAG, f"names servers that are {', '.join(sorted(roles))}", "prefill and decode, or regular"
             )
         )
+    kinds = sorted({engine.endpoint.kind for engine in engines})
+    if len(kinds) > 1 and expected.takes_weights:
+        problems.append(
+            Problem(
+                FLAG,
+                f"names servers of the kinds {' and '.join(kinds)}, which take weights in different ways",
+                "servers of one kind",
+            )
+        )
     versions = {str(engine.info.get("weight_version", "default")) for engine in engines}
     if len(versions) > 1 and not expected.takes_weights:
         problems.append(

@@ -101,6 +101,13 @@ def test_a_server_that_takes_our_weights_may_have_begun_with_others():
         assert len(discover(addresses, Expected(model_path="models/actor"))) == 2
 
 
+def test_servers_that_take_weights_in_different_ways_are_refused_where_they_shall_take_any():
+    with stand_ins({"engine": "slime-embedded"}, {}) as addresses:
+        with pytest.raises(ConfigError, match="of the kinds embedded and sglang"):
+            discover(addresses, Expected())
+        assert len(discover(addresses, Expected(takes_weights=False))) == 2
+
+
 def test_a_server_that_does_not_answer_is_named():
     with scripted() as server:
         pass

@@ -65,6 +65,10 @@ class EngineUnavailableError(EngineError):
     """The engine cannot be reached or died while it generated."""
 
 
+class CapabilityError(EngineError):
+    """The engine's version lacks what a flag needs: another start of it would not help."""
+
+
 class DeadlineError(SlimeError):
     """A wait passed its deadline; names what waited, for whom and how long."""
 

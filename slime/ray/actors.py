@@ -22,7 +22,7 @@ from slime.ray.batch import RolloutBatch
 from slime.ray.checkpoints import TRAINER, Checkpoint
 from slime.ray.deliveries import Deliveries
 from slime.ray.delivery import TrainerSharing
-from slime.ray.devices import DeviceTurns
+from slime.ray.devices import DeviceTurns, Holder
 from slime.ray.engine_pool import EnginePool
 from slime.ray.environment import actor_options
 from slime.ray.placement import Placement, here, merged
@@ -300,7 +300,9 @@ class Actors:
             return {}
         started = time.perf_counter()
         waited = self._manager.before_update.remote()
-        self._wait("rollouts before a weight update", waited, on_tick=self._deliveries.mend)
+        # A replacement beside engines that gave up their memory would be the only one that has it.
+        mend = None if self._turns.holder is Holder.NOBODY else self._deliveries.mend
+        self._wait("rollouts before a weight update", waited, on_tick=mend)
         self._pool.pause_checks()
         endpoints = self._pool.endpoints
         with self._turns.update() as held:

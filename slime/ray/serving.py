@@ -14,6 +14,7 @@ from typing import cast
 
 from slime.config import Config
 from slime.config.device_sharing import DeviceSharing, share_devices
+from slime.config.weight_movement import weight_movement
 from slime.errors import ConfigError
 from slime.ray.delivery import Way
 from slime.ray.engine_pool import EnginePool
@@ -30,6 +31,7 @@ from slime.serving.launch import LaunchSettings
 from slime.serving.topology import Topology, single_model
 from slime.serving.topology_flags import topology_of_run
 from slime.serving.weights.sync import UpdatePause
+from slime.serving.yaml_nodes import raise_problems
 
 ROLLOUT, EVALUATION = "rollout", "evaluation"
 
@@ -115,6 +117,7 @@ def plan_serving(config: Config) -> ServingPlan:
     externals = _externals(config)
     if externals:
         kind = externals[0].endpoint.kind
+        config = of_kind(config, kind)
     engines = topology.num_engines
     if kind == "embedded" and not placed:
         config = _on_shared_cores(config, max(1, engines))
@@ -127,6 +130,19 @@ def plan_serving(config: Config) -> ServingPlan:
         topology=topology,
         externals=externals,
     )
+
+
+def of_kind(config: Config, kind: EngineKind) -> Config:
+    """The configuration of a run whose engines were found to be of this kind.
+
+    Raises:
+        ConfigError: they cannot take weights as the flags say.
+    """
+    if config.serving.rollout_engine == kind:
+        return config
+    config = replace(config, serving=replace(config.serving, rollout_engine=kind))
+    raise_problems(weight_movement(config, frozenset()), f"weights of engines that are {kind}")
+    return config
 
 
 def take_gpus(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from slime.errors import EngineError
+from slime.errors import CapabilityError, EngineError
 
 Engine: TypeAlias = Literal["sglang", "embedded"]
 EMBEDDED = "slime-embedded"
@@ -75,7 +75,7 @@ class Capabilities:
             place: the server.
 
         Raises:
-            EngineError: it is missing; names it, the server's version and what to do.
+            CapabilityError: it is missing; names it, the server's version and what to do.
         """
         if not getattr(self, capability):
             what, remedy = _NEED[capability]
@@ -90,9 +90,9 @@ class Capabilities:
             )
             raise self._lacks(f"pause {mode!r} that is safe around an update", needed_by, place, remedy)
 
-    def _lacks(self, what: str, needed_by: str, place: str, remedy: str) -> EngineError:
+    def _lacks(self, what: str, needed_by: str, place: str, remedy: str) -> CapabilityError:
         called = "SGLang" if self.engine == "sglang" else "the embedded engine"
-        return EngineError(
+        return CapabilityError(
             f"{called} {self.version} has no {what}, which {needed_by} needs", place=place, remedy=remedy
         )
 

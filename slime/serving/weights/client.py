@@ -16,7 +16,13 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from slime.errors import DeadlineError, EngineError, EngineRequestError, EngineUnavailableError
+from slime.errors import (
+    CapabilityError,
+    DeadlineError,
+    EngineError,
+    EngineRequestError,
+    EngineUnavailableError,
+)
 from slime.utils.capabilities import ROUTES, Capabilities, capabilities_of
 from slime.utils.engine_answers import TransientError, as_object, check_succeeded, checked_answer
 
@@ -88,12 +94,13 @@ class WeightClient:
         Draft layers inside the policy's checkpoint share its weights and get them.
 
         Raises:
-            EngineError: as `post`; or the route would load the policy into the draft model.
+            EngineError: as `post`.
+            CapabilityError: the route would load the policy into the draft model.
         """
         if not self.able.own_draft:
             return self.post(path, body)
         if path == FROM_DISK:
-            raise EngineError(
+            raise CapabilityError(
                 "an update from disk would load the policy into the draft model too",
                 place=self.endpoint.url,
                 remedy="--update-weight-transport tensor or nccl; or no draft model of its own",
@@ -120,7 +127,7 @@ class WeightClient:
         """Stop generating.
 
         Raises:
-            EngineError: it would not survive an update in this mode.
+            CapabilityError: it would not survive an update in this mode.
         """
         self.able.require_pause(mode, needed_by="the update of weights", place=self.endpoint.url)
         self.post("/pause_generation", {"mode": mode})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from slime.errors import SlimeError
+from slime.errors import CapabilityError, SlimeError
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.weights.client import Deadline, WeightClient
 from slime.utils.capabilities import Capabilities
@@ -51,7 +51,11 @@ class Crew:
         return sum(client.endpoint.world_size for client in self.members)
 
     def each(self, step: str, call: Call) -> dict[str, Any]:
-        """Call all members at once and wait; the results by engine name. `step` says what failed."""
+        """Call all members at once and wait; the results by engine name. `step` says what failed.
+
+        Raises:
+            CapabilityError: an engine cannot do it, and could not if it were started again.
+        """
         return self.finish(self.start(step, call))
 
     def start(self, step: str, call: Call) -> Calls:
@@ -60,13 +64,18 @@ class Crew:
         return Calls(step, started)
 
     def finish(self, calls: Calls) -> dict[str, Any]:
-        """Wait for calls that have begun."""
-        results = {}
+        """Wait for calls that have begun; raises as `each`."""
+        results: dict[str, Any] = {}
+        cannot: CapabilityError | None = None
         for client, future in calls.futures.items():
             try:
                 results[client.name] = future.result()
+            except CapabilityError as error:
+                cannot = error
             except SlimeError as error:
                 self.drop(client, f"{calls.step}: {error.message}")
+        if cannot is not None:
+            raise cannot
         return results
 
     def drop(self, client: WeightClient, reason: str) -> None:

@@ -79,7 +79,7 @@ class EngineSync:
 
         Raises:
             ModelError: the weights are not those of the engines' model; names the engines that stay paused.
-            ConfigError: an engine cannot pause so.
+            CapabilityError: an engine cannot do what the way or the pause needs.
         """
         if not self._endpoints:
             return UpdateReport(metrics={})

@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from slime.errors import EngineError
+from slime.errors import CapabilityError, EngineError
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.weights.client import FROM_DISK, Deadline, WeightClient
+from slime.serving.weights.crew import Crew
 
 UPDATE, BEGIN = "/update_weights_from_tensor", "/begin_weight_update"
 DRAFTED = {"model_path": "policy", "speculative_algorithm": "EAGLE3"}
@@ -58,6 +59,20 @@ def test_a_draft_model_of_its_own_keeps_its_weights():
     assert posted(UPDATE, "0.5.15.post1", **own) == {"a": 1, "disable_draft_model": True}
     with pytest.raises(EngineError, match=r"into the draft model too(.|\n)*--update-weight-transport tensor"):
         posted(FROM_DISK, **own)
+
+
+def test_what_no_restart_gives_an_engine_does_not_count_as_its_death():
+    async def main():
+        async with server({"version": "0.5.15.post1"}, ["/pause_generation"]) as (url, bodies):
+            endpoint = EngineEndpoint(name="e", url=url, kind="sglang")
+            crew = Crew([endpoint], Deadline(20.0, "a test"))
+            with pytest.raises(CapabilityError, match=r"no pause 'retract'(.|\n)*--update-in-flight wait"):
+                await asyncio.to_thread(crew.each, "pause", lambda engine: engine.pause("retract"))
+            assert crew.failed == {} and bodies == {}
+            await asyncio.to_thread(crew.each, "pause", lambda engine: engine.pause("abort"))
+            assert bodies == {"/pause_generation": {"mode": "abort"}}
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("draft", [None, "policy"])

@@ -28,8 +28,6 @@ from slime.rollout.policy import Leftover, Policy, View
 from slime.rollout.scheduling import Batch, Finish, Limits, RunGroup, keep_all
 
 logger = logging.getLogger(__name__)
-TAKE_UP_SECONDS = 0.01
-"""Whoever collects, or admits between batches, takes up what has ended within this time, and its errors."""
 LOOK_SECONDS = 1.0
 """How often groups that hold up finished work are looked at."""
 
@@ -128,13 +126,16 @@ class Scheduler:
         return self._closed(batch)
 
     async def before_update(self) -> None:
-        """Bring what is in flight to where the policy wants it while the weights change."""
+        """Bring what is in flight to where the policy wants it while the weights change.
+
+        What ends meanwhile is taken up by whoever collects, now or next, and so are errors: a batch that is
+        full trains before they end the run.
+        """
         leftover = self._policy.at_update(self._view())
         if leftover is Leftover.WAIT:
             self.hold()
-            while self._flight.running:
-                await asyncio.wait(self._flight.running, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.sleep(TAKE_UP_SECONDS)
+            if self._flight.running:
+                await asyncio.wait(self._flight.running)
         else:
             await self._leave(leftover)
 

@@ -10,12 +10,12 @@ from slime.errors import ConfigError, DataError, RolloutFailedError
 from slime.rollout.accounting import Fate
 from slime.rollout.inflight import InFlight
 from slime.rollout.outcome import Aborted, Rollout
-from slime.rollout.policy import Leftover, Synchronous, View
+from slime.rollout.policy import FullyAsynchronous, Leftover, Synchronous, View
 from slime.rollout.scheduler import Scheduler
 from slime.rollout.scheduling import Limits
 from slime.rollout.stopping import Stop
 from slime.utils.types import Sample
-from tests.rollout.kit import ListSource, completed_rollout, failed_rollout, finished
+from tests.rollout.kit import ListSource, completed_rollout, failed_rollout, finished, until
 
 HANG = 3600.0
 LIMITS = ("max_failed_ratio", "max_staleness", "late_percentile")
@@ -386,6 +386,41 @@ def test_a_policy_can_keep_work_over_the_close_of_a_batch(leftover):
     assert second.account.carried == carried
     assert len(second.groups) == 2
     assert len(set(runs.started)) == len(runs.started)
+
+
+@pytest.mark.parametrize("breaks", ["source", "group"])
+def test_what_breaks_between_batches_does_not_keep_an_update_waiting_and_ends_the_next_batch(breaks):
+    """Group 2 frees a place between the batches; the source then fails, or group 3 does."""
+    source, broken, updated = ListSource(size=1), [], []
+    give = source.get_samples
+
+    def fail():
+        broken.append(True)
+        raise ConnectionError("database gone")
+
+    async def run_group(group, step, stop):
+        number = group[0].group_index
+        await asyncio.sleep({2: 0.02, 3: 0.04, 4: 0.1}.get(number, 0.0))
+        if number == 3 and breaks == "group":
+            fail()
+        return [completed_rollout(group[0])]
+
+    async def main():
+        if breaks == "source":
+            source.get_samples = lambda count: fail() if source.given >= 4 else give(count)
+        policy = FullyAsynchronous(2, waits=True)
+        async with scheduler(source, run_group, wanted=2, policy=policy) as one:
+            assert groups_of(await one.collect(0)) == [0, 1]
+            await until(lambda: broken)
+            await asyncio.wait_for(one.before_update(), 5)
+            one.weights_changed(1)
+            updated.append(1)
+            await one.collect(1)
+
+    with pytest.raises(ConnectionError, match="database gone"):
+        asyncio.run(main())
+    assert updated
+    assert {2, 3} <= {group[0].group_index for group in source.returned}
 
 
 def test_the_synchronous_policy_refills_by_what_is_missing():

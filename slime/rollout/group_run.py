@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from slime.rollout.accounting import Effort, Fate, Ledger
 from slime.rollout.convert import oldest_version
-from slime.rollout.outcome import INTERRUPTED, Aborted, Failed, Member, MemberGroup, Rollout, failure_reason
+from slime.rollout.outcome import Aborted, Failed, Member, MemberGroup, Rollout, failure_reason
 from slime.rollout.pacing import UNBOUNDED
 from slime.rollout.stopping import GroupStop, Stop
 from slime.utils.types import Sample
@@ -102,10 +102,11 @@ class GroupRun:
         return fresh
 
     def _continues(self, rollout: Rollout) -> bool:
-        """Whether a rollout was stopped with tokens in one row, from where it can go on."""
+        """Whether a rollout was stopped with tokens in one row, from where it can go on; what the hook
+        gave up begins again."""
         stopped = self.stop.reason is Stop.CONTINUE and isinstance(rollout.outcome, Aborted)
         sample = rollout.samples[0]
-        has_place = sample.response_length > 0 and sample.metadata.get("abort_reason") != INTERRUPTED
+        has_place = sample.response_length > 0 and not sample.metadata.get("abort_reason")
         return stopped and not rollout.fan_out and has_place
 
     def settle(self, ledger: Ledger, fate: Fate, reason: str = "") -> None:

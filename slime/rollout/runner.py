@@ -56,11 +56,11 @@ class Call:
     evaluation: bool = False
     seed: int | None = None
 
-    def seeds(self, sample: Sample) -> CallSeeds | None:
-        """The seeds of the engine calls of one rollout; the same rollout of the same run gets the same."""
+    def seeds(self, sample: Sample, attempt: int = 0) -> CallSeeds | None:
+        """The seeds of the engine calls of one try of a rollout; a repeat has the same."""
         if self.seed is None or sample.index is None:
             return None
-        return CallSeeds(self.seed, sample.index)
+        return CallSeeds(self.seed, sample.index, attempt)
 
 
 class RolloutRunner:
@@ -126,7 +126,7 @@ class RolloutRunner:
         """One rollout, from the start again after an error as long as tries are left."""
         for attempt in range(self._retries + 1):
             last = attempt == self._retries
-            rollout = await self.run(member if last else copy_of(member), call, stop)
+            rollout = await self.run(member if last else copy_of(member), call, stop, attempt)
             if last or stop.reason is not None or not isinstance(rollout.outcome, Failed):
                 break
             self._retried[rollout.outcome.reason] += 1
@@ -140,8 +140,14 @@ class RolloutRunner:
             )
         return rollout
 
-    async def run(self, member: Member, call: Call, stop: GroupStop | None = None) -> Rollout:
-        """One rollout. A member that is finished already is rewarded if needed, and not generated again."""
+    async def run(
+        self, member: Member, call: Call, stop: GroupStop | None = None, attempt: int = 0
+    ) -> Rollout:
+        """One rollout. A member that is finished already is rewarded if needed, and not generated again.
+
+        Args:
+            attempt: how often it was tried before; each try samples by seeds of its own.
+        """
         siblings = list(member) if isinstance(member, list) else [member]
         base = siblings[0]
         base.rollout_id = base.index if base.rollout_id is None else base.rollout_id
@@ -150,7 +156,9 @@ class RolloutRunner:
         scope = stop.hold(RequestScope(timeout=self._turn_timeout, fields=self._request_fields))
         scope.on_call = lambda ended: self._log.call(base, ended)
         with self._inflight.track(name, "queued", scope=scope) as entry:
-            run = _Run(siblings, isinstance(member, list), call, entry, self._vocab_size, stop, scope)
+            run = _Run(
+                siblings, isinstance(member, list), call, entry, self._vocab_size, stop, scope, attempt
+            )
             try:
                 if not all(sample.status in _DONE for sample in siblings):
                     with entered(scope):
@@ -186,7 +194,7 @@ class RolloutRunner:
         base.session_id = base.session_id or uuid.uuid4().hex
         started = time.perf_counter()
         work = call_generate(hook, self._args, base, dict(call.sampling_params), call.evaluation)
-        with call_seeds(call.seeds(base)):
+        with call_seeds(call.seeds(base, run.attempt)):
             result = await self._bounded(run, work)
         run.generate = time.perf_counter() - started
         run.fan_out = isinstance(result, list)
@@ -245,6 +253,7 @@ class _Run:
         vocab_size: int | None,
         stop: GroupStop,
         scope: RequestScope,
+        attempt: int,
     ) -> None:
         self.base = samples[0]
         self.samples = samples
@@ -254,6 +263,7 @@ class _Run:
         self.queued = self.generate = self.reward = 0.0
         self.vocab_size = vocab_size
         self.scope = scope
+        self.attempt = attempt
         self._stop = stop
         self._entry = entry
 
@@ -265,18 +275,25 @@ class _Run:
             base.loss_mask = [0] * base.response_length
 
     def note_stop(self) -> None:
-        """Let what was cut count as truncated, as far as it has tokens to train; note where began what will
-        be continued."""
+        """Let what a cut ended count as truncated, as far as it has tokens to train; note where began what
+        will be continued. What the hook gave up by itself stays given up.
+
+        Raises:
+            HookError: what would train cannot.
+        """
         if self.scope.interrupted and self.worth_reward():
             self._note_interruption()
-        for sample in self.samples:
-            if sample.status is not Sample.Status.ABORTED or not sample.response_length:
-                continue
-            if self._stop.reason is Stop.CONTINUE:
-                sample.metadata.setdefault("start_rollout_id", self.call.step)
-            elif self._stop.reason is Stop.CUT and sample.effective_response_length:
-                sample.status = Sample.Status.TRUNCATED
-                sample.metadata["cut"] = "held up a batch"
+        aborted = [sample for sample in self.samples if sample.status is Sample.Status.ABORTED]
+        if self._stop.reason is Stop.CONTINUE:
+            for sample in aborted:
+                if sample.response_length:
+                    sample.metadata.setdefault("start_rollout_id", self.call.step)
+        elif self._stop.reason is Stop.CUT and self.scope.interrupted and not _given_up(aborted):
+            for sample in aborted:
+                if sample.effective_response_length:
+                    sample.status = Sample.Status.TRUNCATED
+                    sample.metadata["cut"] = "held up a batch"
+            self.take(self.samples)
 
     def _note_interruption(self) -> None:
         """A hook that went on behind a refused engine call thinks that it is done. What it has is no place to
@@ -321,6 +338,11 @@ class _Run:
         )
         rollout.void_unless_valid()
         return rollout
+
+
+def _given_up(aborted: Sequence[Sample]) -> bool:
+    """Whether the hook says why it aborted."""
+    return any(sample.metadata.get("abort_reason") not in (None, INTERRUPTED) for sample in aborted)
 
 
 def _failure(phase: str, place: str, error: Exception) -> Failed:

@@ -1,7 +1,8 @@
 """Sampling seeds: one for each engine call of a rollout, the same whenever the run is repeated.
 
-Invariant: the n-th engine call of a rollout has the same seed in every run, and no two calls of a rollout
-have one seed, so that a hook that asks twice gets two answers. Knows nothing of engines or samples.
+Invariant: the n-th engine call of a try of a rollout has the same seed in every run, and no two calls of a
+rollout have one seed, so that a hook that asks twice gets two answers, and a rollout that failed by its
+answer gets another at its next try. Knows nothing of engines or samples.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 SEEDS = 2**31
 CALL_STRIDE = 0x9E3779B1
 """2^32 by the golden ratio, odd: the calls of rollouts with neighbouring indices stay far apart."""
+CALLS_OF_A_TRY = 2**20
+"""Each try of a rollout takes this many seeds further along the same row of seeds."""
 
 
 class CallSeeds:
@@ -26,11 +29,12 @@ class CallSeeds:
     Args:
         run_seed: ``--rollout-seed``.
         index: of the rollout's sample.
+        attempt: tries of the rollout before this one.
     """
 
-    def __init__(self, run_seed: int, index: int) -> None:
+    def __init__(self, run_seed: int, index: int, attempt: int = 0) -> None:
         self.first = (run_seed * 1_000_003 + index) % SEEDS
-        self._calls = itertools.count()
+        self._calls = itertools.count(attempt * CALLS_OF_A_TRY)
 
     def next(self) -> int:
         """The seed of the next call, in [0, 2^31)."""

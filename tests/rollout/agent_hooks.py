@@ -8,6 +8,7 @@ import time
 
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.sglang_rollout import generate, generate_and_rm
+from slime.utils.request_scope import current_scope
 from slime.utils.types import Sample
 
 RELEASE = threading.Event()
@@ -44,6 +45,53 @@ async def three_turns_and_completed(args, sample, sampling_params):
     for _ in range(3):
         sample = await generate(args, sample, dict(sampling_params))
     sample.status = Sample.Status.COMPLETED
+    return sample
+
+
+async def fails_behind_two_calls(args, sample, sampling_params):
+    """Two calls, each within a rollout of its own; works the third time."""
+    TRIES.append(sample.response_length)
+    sample = await asks_by_rollout(args, sample, sampling_params)
+    if len(TRIES) % 3:
+        raise ValueError("not yet")
+    return sample
+
+
+IN_A_TOOL = []
+"""Rollouts that are past their engine call and in a tool."""
+
+
+async def gives_up_in_a_tool(args, sample, sampling_params):
+    """One call, then a tool in which it gives up once its group is stopped; it does not say why."""
+    sample = await generate(args, sample, sampling_params)
+    IN_A_TOOL.append(sample.rollout_id)
+    while not current_scope().stopped:
+        await asyncio.sleep(0.01)
+    sample.status = Sample.Status.ABORTED
+    return sample
+
+
+async def sandbox_dies_in_a_tool(args, sample, sampling_params):
+    sample = await gives_up_in_a_tool(args, sample, sampling_params)
+    sample.metadata["abort_reason"] = "sandbox died"
+    return sample
+
+
+async def sandbox_dies_in_a_call(args, sample, sampling_params):
+    sample = await generate(args, sample, sampling_params)
+    sample.status, sample.metadata["abort_reason"] = Sample.Status.ABORTED, "sandbox died"
+    return sample
+
+
+async def half_built(args, sample, sampling_params):
+    sample = await generate(args, sample, sampling_params)
+    sample.loss_mask = [1]
+    return sample
+
+
+async def no_log_probs_yet(args, sample, sampling_params):
+    sample = await generate(args, sample, sampling_params)
+    sample.rollout_log_probs = None
     return sample
 
 

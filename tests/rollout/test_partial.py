@@ -18,7 +18,7 @@ from slime.rollout.stopping import GroupStop, Stop
 from slime.serving.scripted import ScriptedAnswer, scripted_logprob
 from slime.utils.types import Sample
 from tests.rollout import agent_hooks
-from tests.rollout.kit import HOOKS, ListSource, engine_args, scripted, state_for
+from tests.rollout.kit import HOOKS, ListSource, engine_args, scripted, state_for, until
 from tests.rollout.policies import steps
 
 BUDGET = 30
@@ -181,33 +181,55 @@ def test_a_finished_surplus_group_is_not_generated_again(policy):
     assert back <= 1
 
 
-@pytest.mark.parametrize(("reason", "outcome"), [(Stop.CONTINUE, Aborted), (Stop.CUT, Truncated)])
-def test_a_hook_that_goes_on_behind_refused_calls_has_not_completed(reason, outcome):
+def stopped(hook, reason, when=lambda engine: engine.stats.decode_tokens >= 3):
+    """A rollout that was stopped for this reason at this time, as its group, and the number of its calls."""
     policy = lambda call: ScriptedAnswer(text="abcdefgh", token_latency=0.05)  # noqa: E731
     with scripted(policy) as server:
-        args = engine_args(server.url, custom_generate_function_path=HOOKS + "three_turns_and_completed")
+        args = engine_args(server.url, custom_generate_function_path=HOOKS + hook)
         state_for(args)
         sample = Sample(group_index=0, index=0, rollout_id=0, prompt="p")
 
         async def main():
             stop = GroupStop()
-            runner = runner_for(args)
-            running = asyncio.create_task(
-                runner.run_group([sample], Call(step=3, sampling_params={"max_new_tokens": 16}), stop)
-            )
-            while server.engine.stats.decode_tokens < 3:
-                await asyncio.sleep(0.01)
+            call = Call(step=3, sampling_params={"max_new_tokens": 16})
+            running = asyncio.create_task(runner_for(args).run_group([sample], call, stop))
+            await until(lambda: when(server.engine))
             await stop.stop(reason, 10.0)
-            (rollout,) = await running
-            return rollout, stop
+            return await running, stop
 
-        rollout, stop = run_blocking(main())
-        calls = len(server.engine.calls)
+        rollouts, stop = run_blocking(main())
+        fresh = [Sample(index=0, rollout_id=0, prompt="p")]
+        return GroupRun(fresh=fresh, tickets=[0], rollouts=rollouts, stop=stop), len(server.engine.calls)
+
+
+@pytest.mark.parametrize(("reason", "outcome"), [(Stop.CONTINUE, Aborted), (Stop.CUT, Truncated)])
+def test_a_hook_that_goes_on_behind_refused_calls_has_not_completed(reason, outcome):
+    run, calls = stopped("three_turns_and_completed", reason)
+    (rollout,) = run.rollouts
     assert calls == 1 and isinstance(rollout.outcome, outcome)
     assert ("cut" in rollout.samples[0].metadata) == (reason is Stop.CUT)
-    run = GroupRun(
-        fresh=[Sample(index=0, rollout_id=0, prompt="p")], tickets=[0], rollouts=[rollout], stop=stop
-    )
     if reason is Stop.CONTINUE:
         (back,) = run.resumable()
         assert back.response_length == 0
+
+
+@pytest.mark.parametrize("reason", Stop)
+@pytest.mark.parametrize("hook", ["sandbox_dies_in_a_tool", "gives_up_in_a_tool", "sandbox_dies_in_a_call"])
+def test_law_4_what_a_hook_gave_up_stays_given_up_when_its_group_is_stopped(hook, reason):
+    in_a_tool = {} if hook.endswith("call") else {"when": lambda engine: agent_hooks.IN_A_TOOL}
+    agent_hooks.IN_A_TOOL.clear()
+    run, _ = stopped(hook, reason, **in_a_tool)
+    (rollout,) = run.rollouts
+    assert isinstance(rollout.outcome, Aborted)
+    assert rollout.samples[0].remove_sample and rollout.samples[0].reward is None
+    (back,) = run.resumable()
+    says_why = hook != "gives_up_in_a_tool"
+    assert (back.response_length == 0) == (says_why or reason is Stop.CUT)
+
+
+@pytest.mark.parametrize(("hook", "wrong"), [("half_built", "loss_mask"), ("no_log_probs_yet", "log_probs")])
+def test_law_4_what_was_cut_half_built_fails_and_does_not_train(hook, wrong):
+    run, _ = stopped(hook, Stop.CUT)
+    (rollout,) = run.rollouts
+    assert rollout.outcome.reason == "generate: HookError"
+    assert wrong in rollout.outcome.detail and hook in rollout.outcome.place

@@ -5,6 +5,7 @@ import pytest
 
 from slime.rollout.seeds import seed_process
 from slime.rollout.sglang_rollout import GenerateState, generate_rollout
+from tests.rollout import agent_hooks
 from tests.rollout.kit import HOOKS, ListSource, engine_args, scripted, state_for
 
 
@@ -21,10 +22,16 @@ def step(server, source, **values):
     return generate_rollout(args, 0, source)
 
 
-def seeds_of_a_step(hook=None):
-    """Prompt -> seeds of its calls, in order, in a step of two groups of one rollout."""
+def seeds_of_a_step(hook=None, wanted=2, **values):
+    """Prompt -> seeds of its calls, in order, in a step of groups of one rollout."""
     with scripted() as server:
-        step(server, ListSource(size=1), custom_generate_function_path=hook)
+        step(
+            server,
+            ListSource(size=1),
+            custom_generate_function_path=hook,
+            rollout_batch_size=wanted,
+            **values,
+        )
         calls = list(server.engine.calls)
     by_prompt = {}
     for call in calls:
@@ -45,6 +52,17 @@ def test_each_engine_call_of_a_rollout_has_a_seed_of_its_own_that_a_repeat_gives
 def test_a_rollout_of_one_call_has_the_seed_of_its_index():
     seeds = seeds_of_a_step()
     assert sorted(seeds.values()) == [[42 * 1_000_003], [42 * 1_000_003 + 1]]
+
+
+def test_a_try_after_a_failure_has_other_seeds_that_a_repeat_gives_again():
+    def asked():
+        agent_hooks.TRIES.clear()
+        return seeds_of_a_step(HOOKS + "fails_behind_two_calls", wanted=1, rollout_retries=2)
+
+    (seeds,) = asked().values()
+    assert len(seeds) == len(set(seeds)) == 6
+    assert seeds[0] == 42 * 1_000_003
+    assert list(asked().values()) == [seeds]
 
 
 def test_a_step_draws_the_same_from_global_generators_whatever_was_drawn_before():

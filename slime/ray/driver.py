@@ -15,7 +15,7 @@ from typing import Any
 
 from slime.config import Config
 from slime.config.plan import Plan, evaluation_steps
-from slime.errors import CheckpointError
+from slime.errors import CheckpointError, SlimeError
 from slime.observability.console import RunConsole
 from slime.observability.report import evaluation_scores
 from slime.observability.trackers import Tracker
@@ -69,6 +69,7 @@ class Driver:
         self._calls: dict[int, Any] = {}
         self._evaluations: dict[int, Any] = {}
         self._batches: dict[int, RolloutBatch] = {}
+        self._failure: SlimeError | None = None
         self.result = RunResult(run_dir, steps_done=plan.first_rollout_step)
 
     def run(self) -> RunResult:
@@ -80,6 +81,7 @@ class Driver:
                 self._step(step)
                 self.result.steps_done = step + 1
                 self._save(step, last=step + 1 == last)
+                self._raise_failure()
                 self._actors.raise_if_stopped()
                 self._evaluate(step + 1)
             self._tell_evaluations(wait=True)
@@ -135,8 +137,8 @@ class Driver:
             self._calls[step] = self._actors.begin_generate(step)
 
     def _has_next_batch(self, step: int) -> bool:
-        """Wait for a batch that is made by the weights before the update; False if a stop is asked meanwhile,
-        which ends the run once the step that has trained is logged and saved."""
+        """Wait for a batch that is made by the weights before the update. False if it fails or a stop is
+        asked meanwhile, which ends the run once the step that has trained is logged and saved."""
         if self._config.is_fully_async or step not in self._calls:
             return True
         self._console.phase(f"step {step}: rollout", self._plan.prompts_per_rollout_step)
@@ -144,7 +146,15 @@ class Driver:
             self._batches[step] = self._batch_of(step)
         except StopRequested:
             return False
+        except SlimeError as error:
+            self._failure = error
+            return False
         return True
+
+    def _raise_failure(self) -> None:
+        """End the run with what kept the next batch from being made."""
+        if self._failure is not None:
+            raise self._failure
 
     def _batch_of(self, step: int) -> RolloutBatch:
         if step in self._batches:
@@ -189,7 +199,8 @@ class Driver:
         self._console.note(f"evaluation after {done} steps: {shown}")
 
     def _save(self, step: int, *, last: bool) -> None:
-        """Save what the interval or the end asks for; a failure ends the run only at the end.
+        """Save what the interval or the end asks for; a failure ends the run only at the end, and hides none
+        that ends it already.
 
         The data position is written after every step, since only then is it the position of that step: a
         later stop saves weights, and finds the position that belongs to them.
@@ -202,8 +213,8 @@ class Driver:
                 self._checkpoints.take_position(step, self._actors.save_data_position(step))
             if last or (every and (step + 1) % every == 0):
                 self._save_weights(step)
-        except CheckpointError as error:
-            if last:
+        except SlimeError as error:
+            if self._failure is None and (last or not isinstance(error, CheckpointError)):
                 raise
             self._console.note(f"warning: checkpoint of step {step} not saved, going on: {error}")
 

@@ -6,6 +6,7 @@ import pytest
 
 from slime.backends.update import RolloutUpdate
 from slime.config import load_config
+from slime.errors import ActorDiedError, CheckpointError, DataError
 from slime.ray.batch import RolloutBatch
 from slime.ray.driver import Driver
 from slime.ray.lineage import Trained
@@ -120,6 +121,52 @@ def test_a_stop_behind_a_step_that_has_trained_counts_the_step(config, tmp_path)
     result = Driver(config, config.plan(None), actors, Console(), log, tmp_path, Trained()).run()
     assert actors.trained == [0, 1] and actors.versions == [1]
     assert result.steps_done == 2 and result.stopped and logged == [0, 1]
+
+
+class FailsAhead(StoppedWhileGenerating):
+    """A run whose third batch cannot be made, and whose disk or trainer may be gone then too."""
+
+    def __init__(self, unsaved=None):
+        super().__init__()
+        self.saved, self.unsaved = [], unsaved
+
+    def generated(self, step, call, on_progress):
+        if step == 2:
+            raise DataError("the data source has no more prompts")
+        return RolloutBatch([])
+
+    def raise_if_stopped(self):
+        pass
+
+    def save_data_position(self, step):
+        if step == 1 and self.unsaved:
+            raise self.unsaved
+        return []
+
+    def save(self, folder):
+        self.saved.append(folder.name)
+        return []
+
+
+@pytest.mark.parametrize("unsaved", [None, ActorDiedError("its process died"), CheckpointError("disk full")])
+def test_a_step_that_has_trained_is_logged_and_saved_before_the_next_batch_fails_the_run(
+    config, tmp_path, unsaved
+):
+    rollout = dataclasses.replace(config.rollout, async_training=True)
+    data = dataclasses.replace(config.data, num_rollout=5)
+    model = dataclasses.replace(config.model, save=str(tmp_path / "save"), save_interval=1)
+    config = dataclasses.replace(config, rollout=rollout, data=data, model=model)
+    actors, console, logged, log = FailsAhead(unsaved), Console(), [], Log()
+    log.log = lambda metrics, step: logged.append(step)
+    driver = Driver(config, config.plan(None), actors, console, log, tmp_path, Trained())
+    with pytest.raises(DataError, match="no more prompts"):
+        driver.run()
+    assert actors.trained == logged == [0, 1] and actors.versions == [1]
+    assert driver.result.steps_done == 2
+    assert len(actors.saved) == (1 if unsaved else 2)
+    assert [note for note in console.notes if "step 1 not saved" in note and unsaved.message in note] == (
+        console.notes
+    )
 
 
 class StoppedWhileUpdating(OneStep):

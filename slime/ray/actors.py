@@ -358,12 +358,16 @@ class Actors:
         pools = [pool for pool in (self._pool, self._evaluation_pool) if pool is not None]
         for pool in pools:
             pool.stop_watching()
-        actors = [actor for actor in (self._manager, self._evaluation_manager) if actor is not None]
-        actors += [actor for pool in pools for actor in pool.actors]
-        actors += self._trainer.actors if self._trainer is not None else []
-        for actor in actors:
+        managers = [actor for actor in (self._manager, self._evaluation_manager) if actor is not None]
+        for actor in managers:
             ray.wait([actor.stop.remote()], timeout=STOP_SECONDS)
-        for actor in actors:
+        for pool in pools:
+            pool.leave()
+        others = [actor for pool in pools for actor in pool.actors]
+        others += self._trainer.actors if self._trainer is not None else []
+        for actor in others:
+            ray.wait([actor.stop.remote()], timeout=STOP_SECONDS)
+        for actor in (*managers, *others):
             ray.kill(actor)
         for pool in pools:
             pool.close()

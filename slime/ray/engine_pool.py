@@ -19,7 +19,7 @@ from slime.ray.health import HealthMonitor, HealthTimes, RestartBudget
 from slime.ray.layout import EngineSeat
 from slime.ray.placement import Placement
 from slime.ray.routers import Routers, host_and_port
-from slime.ray.stands import Stands, part_name
+from slime.ray.stands import Stands, log_name, part_name
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.engine_specs import EngineSpec, start_waves, with_encoders
 from slime.serving.external import ExternalEngine
@@ -30,7 +30,6 @@ LOG_SECONDS = 5.0
 """What the actor of an engine that failed gets to give the end of its log."""
 THREADS = 4
 """Of an engine's actor: `start` or `hold`, `watch`, questions about its ports and its log."""
-
 
 SETTLE_SECONDS = 1.0
 """What killed a router may have killed engines: until that is known, the next router would wait for them."""
@@ -255,6 +254,8 @@ class EnginePool:
             if not self._replaces:
                 raise
             self.lose(endpoint.name, error.message)
+            if endpoint.name in self._engines:  # its router may be waiting for what listens there
+                self._engines[endpoint.name].stands = []
             return
         if self._health is not None:
             self._health.watch(endpoint)
@@ -263,6 +264,11 @@ class EnginePool:
         """Engines are about to end on purpose."""
         if self._health is not None:
             self._health.stop()
+
+    def leave(self) -> None:
+        """Engines are about to end, and nobody asks them any more: routers of others let them go."""
+        for text in self._routers.leave() if self._routers is not None else ():
+            self._hands.note(f"warning: {text}")
 
     def close(self) -> None:
         """End the routers; the actors are ended by whoever made them."""
@@ -327,7 +333,7 @@ class EnginePool:
 
     def _make(self, engine: Engine, part: int) -> Any:
         spec, seat = engine.spec, self._seats[engine.spec.name]
-        file = self._settings.log_dir / f"{_file_name(self._label, spec, part, len(self._engines))}.log"
+        file = self._settings.log_dir / f"{log_name(self._label, spec.name, part, len(self._engines))}.log"
         placed = {} if self._placement is None or seat is None else self._placement.engine_options(seat, part)
         name = self._label if len(self._engines) == 1 else f"{self._label} {part_name(spec.name, part)}"
         actor = self._hands.make(
@@ -389,9 +395,3 @@ def _how_it_ended(end: Any) -> str:
         return str(result_of("engine", end))
     except SlimeError as error:
         return error.message
-
-
-def _file_name(label: str, spec: EngineSpec, part: int, engines: int) -> str:
-    words = [label.replace(" ", "_")]
-    words += [] if engines == 1 else [spec.name.replace("/", "_")]
-    return "_".join([*words, *([str(part)] if part else [])])

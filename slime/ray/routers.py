@@ -1,20 +1,25 @@
 """The routers of a run: one before each model that has several engines, or an existing one.
 
-Invariant: a model is asked at one address from start to end, whatever becomes of its router or its engines.
-Runs in the driver's process; knows engines by their endpoints.
+Invariant: a model is asked at one address from start to end, whatever becomes of its router or its engines;
+a router that was there before is left as it was. Runs in the driver's process; knows engines by their
+endpoints.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from slime.config import Config
-from slime.errors import ActorDiedError
+from slime.errors import ActorDiedError, SlimeError
 from slime.serving.endpoint import EngineEndpoint, EngineKind
 from slime.serving.router import RouterProcess, plan_router, start_router
 from slime.serving.router_client import Registration, RouterClient
 from slime.serving.topology import ServedModel, Topology
+
+LEAVE_SECONDS = 10.0
+"""What a router that was there before gets to let the engines of a run go."""
 
 
 class Routers:
@@ -48,9 +53,10 @@ class Routers:
         self._clients: dict[str, RouterClient] = {}
         self._members: dict[str, dict[str, Registration]] = {model.name: {} for model in topology.models}
         self._alone: dict[str, str] = {}
+        self._found: set[str] = set()
         if config.serving.sglang_router_ip is not None:
             address = f"{config.serving.sglang_router_ip}:{config.serving.sglang_router_port}"
-            self._clients[self._default] = RouterClient(f"http://{address}")
+            self._clients[self._default] = RouterClient(f"http://{address}", timeout=LEAVE_SECONDS)
 
     def addresses(self) -> dict[str, tuple[str, int]]:
         """Host and port where each model is asked, the default one first."""
@@ -72,6 +78,8 @@ class Routers:
         client = self._living(endpoint.model)
         if client is not None:
             client.register(worker)
+            if endpoint.is_external and not client.has_added(endpoint.url):
+                self._found.add(endpoint.url)
 
     def remove(self, endpoint: EngineEndpoint) -> None:
         """Let no more requests go to an engine.
@@ -107,10 +115,30 @@ class Routers:
         dead = [(model, process) for model, process in self._processes.items() if not process.is_alive]
         return [self._revive(model, process) for model, process in dead]
 
+    def leave(self) -> list[str]:
+        """Take the engines from routers that were there before, but those that they had already.
+
+        Returns:
+            What could not be done.
+        """
+        there = [model for model in self._clients if model not in self._processes]
+        return [text for model in there for text in self._leave(model)]
+
     def close(self) -> None:
         """End those that were started here."""
         for process in self._processes.values():
             process.stop()
+
+    def _leave(self, model: str) -> list[str]:
+        client, end = self._clients[model], time.monotonic() + LEAVE_SECONDS
+        for worker in self._members[model].values():
+            if worker.url in self._found:
+                continue
+            try:
+                client.remove(worker.url, timeout=end - time.monotonic())
+            except SlimeError as error:
+                return [f"the router {client.url} may still list engines of this run: {error.message}"]
+        return []
 
     def _living(self, model: str) -> RouterClient | None:
         """The router to be told of engines. A dead one is not: its successor begins with `_members`."""

@@ -73,6 +73,13 @@ def part_name(name: str, part: int) -> str:
     return name if part == 0 else f"{name} node {part}"
 
 
+def log_name(label: str, name: str, part: int, engines: int) -> str:
+    """The file name of a part's log, of a pool of so many engines."""
+    words = [label.replace(" ", "_")]
+    words += [] if engines == 1 else [name.replace("/", "_")]
+    return "_".join([*words, *([str(part)] if part else [])])
+
+
 def _first_port() -> int:
     """Where a run on one machine looks for ports: not where other runs do, since what is free when it is
     looked for may not be so when it is used."""

@@ -193,6 +193,7 @@ def start_router(
         ConfigError: the port is taken.
         EngineError: it did not start; holds the end of its log.
         DeadlineError: it does not find a worker healthy.
+        EngineUnavailableError: a worker is gone.
     """
     host = str(plan.settings["host"])
     if port is not None:

@@ -7,6 +7,7 @@ import pytest
 from slime.config.sections import EngineConfig
 from slime.serving.embedded.process import EngineProcess
 from tests.e2e.kills import Life, marked, steps_logged, until
+from tests.serving.routing import background_router
 
 GAP = "train/train_rollout_logprob_abs_diff"
 
@@ -34,6 +35,15 @@ def test_two_engines_behind_a_router_have_the_weights_of_every_step(world):
     logs = world.folder / "two" / "logs"
     served = [path for path in logs.glob("engine*.log") if "ready" in path.read_text()]
     assert len(served) == 2, text
+
+
+def test_a_router_of_others_is_left_as_it_was(world):
+    with background_router() as router:
+        host, port = router.url.removeprefix("http://").split(":")
+        world.train("guests", rollout_num_gpus=2, sglang_router_ip=host, sglang_router_port=port)
+        check(world, "guests", 2)
+        assert router.client.workers() == ()
+        assert router.awaited == 0
 
 
 @pytest.mark.parametrize("transport", ["nccl", "disk"])

@@ -3,7 +3,7 @@
 import contextlib
 
 from slime.config import load_config
-from slime.ray.routers import Routers
+from slime.ray.routers import Routers, host_and_port
 from slime.serving.topology import single_model
 
 
@@ -19,9 +19,17 @@ def words(folder):
 
 
 @contextlib.contextmanager
-def routers(folder, engines, restarts):
-    """Those of a run with one model, which so many engines serve; they are ended behind the block."""
-    config = load_config([*words(folder), *(["--use-fault-tolerance"] if restarts is not None else [])])
+def routers(folder, engines, restarts, router_url=None):
+    """Those of a run with one model, which so many engines serve; they are ended behind the block.
+
+    Args:
+        router_url: of one that runs already.
+    """
+    more = [] if restarts is None else ["--use-fault-tolerance"]
+    if router_url is not None:
+        host, port = host_and_port(router_url)
+        more += ["--sglang-router-ip", host, "--sglang-router-port", str(port)]
+    config = load_config([*words(folder), *more])
     topology = single_model("models/actor", num_gpus=engines)
     made = Routers(config, topology, "embedded", folder, host=None, restarts=restarts)
     try:

@@ -6,9 +6,11 @@ import pytest
 
 from slime.config.serving_sections import ServingConfig
 from slime.ray.engine_pool import EnginePool
+from slime.serving.engine_specs import plan_engines
 from slime.serving.external import Expected, discover
-from slime.serving.launch import LaunchSettings
+from slime.serving.launch import LaunchSettings, Stand
 from slime.serving.router_client import RouterClient
+from slime.serving.topology import single_model
 from tests.ray.routing import routers, url_of
 from tests.serving.routing import engine
 
@@ -67,3 +69,20 @@ def test_an_engine_that_is_lost_before_it_joins_does_not(pooled, tmp_path):
         pool.lose(fresh.name, "it died")
         pool.join(fresh)
         assert [worker.url for worker in RouterClient(url_of(before)).workers()] == [one.url]
+
+
+def test_what_replaces_an_engine_that_its_router_may_wait_for_listens_elsewhere(tmp_path):
+    with engine() as one, engine() as gone, routers(tmp_path, engines=2, restarts=1) as before:
+        specs = plan_engines(single_model("models/actor", num_gpus=2))
+        settings, notes = LaunchSettings(kind="embedded", log_dir=tmp_path), Notes()
+        pool = EnginePool(ServingConfig(), settings, specs, notes, before, replaces=True)
+        for spec, server in zip(specs, (one, gone), strict=True):
+            ours = pool._engines[spec.name]
+            ours.endpoint, ours.stands = spec.endpoint(server.url, "embedded"), [Stand(port=1)]
+        before.start()
+        fresh = pool.endpoints[1]
+        gone.stop()
+        pool.join(fresh)
+        assert pool.lost == (fresh.name,)
+        assert "nothing listens there any more" in notes.told[0]
+        assert [engine.stands for engine in pool._engines.values()] == [[Stand(port=1)], []]

@@ -66,12 +66,17 @@ class BackgroundRouter:
         self._thread.start()
         assert started.wait(20)
 
+    @property
+    def awaited(self):
+        """How many workers it waits for."""
+        return len(self._server._workers._starting)
+
     async def _run(self, settings, started):
-        server = RouterServer(settings)
-        await server.start(self._sock)
+        self._server = RouterServer(settings)
+        await self._server.start(self._sock)
         started.set()
         await self._end.wait()
-        await server.stop()
+        await self._server.stop()
 
     def stop(self):
         self._loop.call_soon_threadsafe(self._end.set)

@@ -98,8 +98,7 @@ class Workers:
     def remove(self, worker_id: str) -> bool:
         """Let a worker go; its requests in flight go on. False where the id is not known."""
         task = self._starting.get(worker_id)
-        if task is not None:
-            task.cancel()
+        if task is not None and task.cancel():  # one that has just ended is listed
             return True
         worker = self._listed.pop(worker_id, None)
         if worker is not None:

@@ -28,7 +28,7 @@ from slime.rollout.loop import run_blocking
 from slime.rollout.offline import Job, Summary, Work, summaries
 from slime.rollout.provenance import provenance
 from slime.rollout.result_file import GroupRecord, ResultFile
-from slime.rollout.state import GenerateState
+from slime.rollout.state import GenerateState, slots_of
 from slime.utils.engine_client import EngineClient
 
 INTERRUPTED = 130
@@ -167,7 +167,7 @@ def _do(
         version=info.get("weight_version"),
         keeps_tokens=keeps_tokens,
         whole_groups=bool(args.group_rm),
-        width=int(args.sglang_server_concurrency),
+        width=slots_of(args),
         tell=_Progress(verb),
     )
     missing, planned = job.missing_rollouts(plan.works), sum(len(work.group) for work in plan.works)

@@ -135,7 +135,9 @@ class RolloutConfig:
     rollout_all_samples_process_path: str | None = flag(
         None, "sees all groups of a rollout, filtered ones too", "str"
     )
-    sglang_server_concurrency: int = flag(512, "most requests in flight at one engine", "int", at_least=1)
+    sglang_server_concurrency: int = flag(
+        512, "most rollouts in flight for each engine of the default model", "int", at_least=1
+    )
     rollout_timeout: float = flag(1800.0, "deadline of one rollout in seconds", "float", above=0)
     turn_timeout: float | None = flag(
         None, "deadline of one engine call of a rollout in seconds (default: the rollout's)", "float", above=0

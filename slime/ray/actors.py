@@ -127,7 +127,7 @@ class Actors:
         if self._pool is not None:
             if not self._shares_gpus:
                 self._pool.finish_start(awaits_weights=self.trains)
-            connected = self._manager.connect.remote(self._pool.addresses())
+            connected = self._manager.connect.remote(self._pool.addresses(), serving.sharers)
             self._wait_at_start("connection to the engines", connected)
         self._launch_evaluation()
         if self._trainer is not None:
@@ -144,7 +144,7 @@ class Actors:
         loaded = self._evaluation_manager.start.remote()
         pool.finish_start()
         self._wait_at_start("start of the evaluation manager", loaded)
-        connected = self._evaluation_manager.connect.remote(pool.addresses())
+        connected = self._evaluation_manager.connect.remote(pool.addresses(), 1)
         self._wait_at_start("its connection", connected)
 
     @property

@@ -68,11 +68,18 @@ class RolloutManager:
         if has_rewards and self._args.load_debug_rollout_data is None:
             check_reward_source(self._args, dataset.samples if dataset is not None else None)
 
-    def connect(self, addresses: Mapping[str, tuple[str, int]]) -> None:
-        """Ask engines there from now on: host and port by model, the default one first."""
+    def connect(self, addresses: Mapping[str, tuple[str, int]], engines: int) -> None:
+        """Ask engines there from now on: host and port by model, the default one first.
+
+        Args:
+            engines: how many share the rollouts of the default model.
+        """
         host, port = next(iter(addresses.values()))
         self._args = self._args.with_values(
-            sglang_router_ip=host, sglang_router_port=port, sglang_model_routers=dict(addresses)
+            sglang_router_ip=host,
+            sglang_router_port=port,
+            sglang_model_routers=dict(addresses),
+            rollout_num_engines=engines,
         )
 
     def watch(self) -> str:

@@ -34,6 +34,7 @@ from slime.serving.weights.sync import UpdatePause
 from slime.serving.yaml_nodes import raise_problems
 
 ROLLOUT, EVALUATION = "rollout", "evaluation"
+_DECODE = ("regular", "decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,14 @@ class ServingPlan:
         if self.externals or not self.generates:
             return ()
         return plan_engines(self.topology, first_gpu=self.layout.rollout_offset)
+
+    @property
+    def sharers(self) -> int:
+        """Engines that share the rollouts of the default model; of a disaggregated one those that decode, as
+        each request is at one of them from start to end."""
+        engines = [(spec.model, spec.worker_type) for spec in self.specs]
+        engines += [(one.endpoint.model, one.endpoint.worker_type) for one in self.externals]
+        return sum(model == self.topology.default.name and kind in _DECODE for model, kind in engines)
 
     @property
     def generates(self) -> bool:

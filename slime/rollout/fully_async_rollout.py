@@ -17,7 +17,7 @@ from slime.rollout.loop import run_blocking
 from slime.rollout.policy import FullyAsynchronous
 from slime.rollout.session import SESSION
 from slime.rollout.sglang_rollout import eval_rollout, limits_of, make_scheduler, output_of
-from slime.rollout.state import GenerateState
+from slime.rollout.state import GenerateState, slots_of
 
 MAX_STALENESS = 2
 """The bound where ``--max-staleness`` sets none."""
@@ -51,9 +51,10 @@ async def _collect(args: Any, step: int, source: Source) -> RolloutFnTrainOutput
         check_hooks(args)
         check_can_take_back(source)
         await _learn_version(state)
-        slots = int(getattr(args, "sglang_server_concurrency", None) or 512)
         limits = limits_of(args, MAX_STALENESS, LATE_PERCENTILE)
-        most = getattr(args, "over_sampling_batch_size", None) or math.ceil(slots / limits.group_size)
+        most = getattr(args, "over_sampling_batch_size", None) or math.ceil(
+            slots_of(args) / limits.group_size
+        )
         policy = FullyAsynchronous(int(most), waits=getattr(args, "update_in_flight", None) == "wait")
         scheduler = make_scheduler(args, source, state, policy, limits)
         await SESSION.keep_open(scheduler, source)

@@ -19,11 +19,14 @@ from slime.utils.engine_client import EngineClient
 from slime.utils.misc import SingletonMeta
 from slime.utils.processing_utils import load_tokenizer
 
+SLOTS_OF_ONE = 512
+"""Where ``--sglang-server-concurrency`` says nothing."""
 _BUILT_FROM = (
     "hf_checkpoint",
     "sglang_router_ip",
     "sglang_router_port",
     "sglang_server_concurrency",
+    "rollout_num_engines",
     "use_fault_tolerance",
     "rollout_temperature",
     "rollout_top_p",
@@ -83,9 +86,9 @@ class GenerateState(metaclass=_RebuiltMeta):
 
     @property
     def semaphore(self) -> asyncio.Semaphore:
-        """Slots of the running event loop, ``--sglang-server-concurrency`` in number."""
-        slots = int(getattr(self.args, "sglang_server_concurrency", None) or 512)
-        return self._semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(slots))
+        """Slots of the running event loop, `slots_of` in number."""
+        slots = asyncio.Semaphore(slots_of(self.args))
+        return self._semaphores.setdefault(asyncio.get_running_loop(), slots)
 
     def reset(self) -> None:
         """Forget an abort: a new step begins."""
@@ -106,6 +109,15 @@ def base_sampling_params(args: Any) -> dict[str, Any]:
         "spaces_between_special_tokens": False,
     }
     return {name: value for name, value in params.items() if value is not None}
+
+
+def slots_of(args: Any) -> int:
+    """Rollouts that may ask the engines at once: ``--sglang-server-concurrency`` for each engine.
+
+    `args.rollout_num_engines` is known once the manager is connected; one address alone is one engine.
+    """
+    of_one = int(getattr(args, "sglang_server_concurrency", None) or SLOTS_OF_ONE)
+    return of_one * int(getattr(args, "rollout_num_engines", None) or 1)
 
 
 def engine_url(args: Any) -> str:

@@ -8,6 +8,7 @@ from slime.ray.rollout_manager import RolloutManager, _check_versions
 from slime.rollout import unfinished
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.session import SESSION
+from slime.rollout.state import slots_of
 from slime.utils.parts import faults
 from slime.utils.types import Sample
 from tests.tiny import tiny_model_dir
@@ -79,3 +80,10 @@ def test_what_an_engine_sampled_without_weights_of_the_run_does_not_train(monkey
     _check_versions([Sample(index=1, weight_versions=["3"])])
     with pytest.raises(EngineError, match="sample 7 was sampled by weights of no version, and version 3 was"):
         _check_versions([sample])
+
+
+def test_a_manager_has_the_slots_of_all_engines_that_it_is_connected_to(tmp_path):
+    _, made = manager(tmp_path, "slime.rollout.data_source.RolloutDataSourceWithBuffer")
+    assert slots_of(made._args) == 512
+    made.connect({"default": ("127.0.0.1", 1), "judge": ("127.0.0.1", 2)}, 3)
+    assert slots_of(made._args) == 3 * 512

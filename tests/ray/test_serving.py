@@ -1,5 +1,7 @@
 """What serves a run, by its flags."""
 
+from dataclasses import replace
+
 import pytest
 
 from slime.config import load_config
@@ -8,8 +10,26 @@ from slime.config.weight_movement import choose_transport, request_fields
 from slime.errors import ConfigError
 from slime.ray.placement import layout_of_run
 from slime.ray.serving import EVALUATION, ROLLOUT, ServingPlan, of_kind
+from slime.serving.external import Expected, discover
+from slime.serving.topology import ServedModel, ServerGroup, Topology, single_model
 from slime.serving.topology_flags import topology_of_run
 from tests.ray.routing import words
+from tests.serving.routing import engines
+
+
+def plan_of(config, kind="embedded", **values):
+    """What `plan_serving` makes of it, without a cluster."""
+    topology, _ = topology_of_run(config)
+    sharing = share_devices(config)
+    plan = ServingPlan(
+        config=config,
+        kind=kind,
+        sharing=sharing,
+        layout=layout_of_run(config, sharing),
+        is_placed=False,
+        topology=topology,
+    )
+    return replace(plan, **values)
 
 
 @pytest.mark.parametrize(
@@ -23,18 +43,28 @@ from tests.ray.routing import words
     ],
 )
 def test_engines_on_the_trainers_gpus_get_weights_through_memory(tmp_path, flags, is_placed, pool, way):
-    config = load_config([*words(tmp_path), *flags.split()])
-    topology, _ = topology_of_run(config)
-    sharing = share_devices(config)
-    plan = ServingPlan(
-        config=config,
-        kind="embedded",
-        sharing=sharing,
-        layout=layout_of_run(config, sharing),
-        is_placed=is_placed,
-        topology=topology,
+    plan = plan_of(load_config([*words(tmp_path), *flags.split()]), is_placed=is_placed)
+    assert choose_transport(plan.config.weights, one_machine=plan.way(pool).one_machine) == way
+
+
+def test_the_engines_of_the_default_model_that_decode_share_its_rollouts(tmp_path):
+    plan = plan_of(load_config(words(tmp_path)))
+    actor = single_model("models/actor", num_gpus=6, prefill_engines=2)
+    judge = ServedModel(
+        name="judge",
+        model_path="models/judge",
+        groups=(ServerGroup(worker_type="regular", num_gpus=3),),
     )
-    assert choose_transport(config.weights, one_machine=plan.way(pool).one_machine) == way
+    assert plan.sharers == 1
+    assert replace(plan, topology=single_model("models/actor", num_gpus=3)).sharers == 3
+    assert replace(plan, topology=Topology(models=(*actor.models, judge))).sharers == 4
+
+
+def test_engines_of_others_share_the_rollouts_too(tmp_path):
+    with engines(2) as servers:
+        flags = [server.url.removeprefix("http://") for server in servers]
+        config = load_config([*words(tmp_path), "--rollout-external-engine-addrs", *flags])
+        assert plan_of(config, externals=discover(flags, Expected())).sharers == 2
 
 
 LORA = (

@@ -58,6 +58,7 @@ def test_each_engine_has_its_slots(function):
             router.url,
             rollout_batch_size=8,
             rollout_timeout=10.0,
+            max_failed_rollout_ratio=0.0,
             sglang_server_concurrency=OF_ONE,
             rollout_num_engines=ENGINES,
             custom_generate_function_path=f"{__name__}.meets",

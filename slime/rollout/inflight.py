@@ -44,11 +44,22 @@ class Entry:
         self.phase, self.since, self.reported = phase, now, False
         self.deadline = None if seconds is None else now + seconds
 
+    @property
+    def last_event(self) -> str:
+        """The engine call that ended last: its number among those of this work, how it ended, and when."""
+        call = None if self.scope is None else self.scope.last
+        if self.scope is None or call is None:
+            return "no engine call has ended"
+        ago = time.monotonic() - call.started - call.seconds
+        how = f"ended by {call.finish or 'no reason'} after {call.seconds:.1f} s"
+        return f"engine call {self.scope.ended} ({call.rid}) {how}, {max(ago, 0.0):.1f} s ago"
+
     def line(self, now: float) -> str:
-        """Name, phase, age of the phase, and how it stands to its deadline."""
+        """Name, phase, age of the phase, how it stands to its deadline, and what happened last."""
         left = "" if self.deadline is None else f", deadline {_in_words(self.deadline - now)}"
+        last = f", last event: {self.last_event}" if self.scope is not None and self.scope.ended else ""
         calls = "" if self.scope is None else "".join(map(_call_line, list(self.scope.calls.values())))
-        return f"{self.name}: {self.phase} for {now - self.since:.1f} s{left}{calls}"
+        return f"{self.name}: {self.phase} for {now - self.since:.1f} s{left}{last}{calls}"
 
 
 class InFlight:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.config.weight_movement import request_fields
@@ -167,8 +167,9 @@ class RolloutRunner:
             except ConfigError:
                 raise
             except Exception as error:  # noqa: BLE001 - boundary: a rollout task
-                _tell_past_deadline(name, error)
-                return run.failed(error)
+                failed = run.failure(error)
+                _tell_past_deadline(name, failed, error)
+                return run.failed(failed, error)
         return run.finished()
 
     async def _make_samples(self, run: _Run) -> None:
@@ -226,8 +227,8 @@ class RolloutRunner:
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - boundary: the reward of a group of rollouts
-            _tell_past_deadline(group, error)
             failed = _failure("reward", self._rewarder.place(samples), error)
+            _tell_past_deadline(group, failed, error)
             return [rollout.as_failed(failed, error) if rollout.valid else rollout for rollout in rollouts]
         return rollouts
 
@@ -322,9 +323,16 @@ class _Run:
         """The result by the statuses of the samples."""
         return self._result(outcome_of(self.samples, self.place), None)
 
-    def failed(self, error: Exception) -> Rollout:
+    def failure(self, error: Exception) -> Failed:
+        """What `error` says of it, and past a deadline what happened last."""
+        failed = _failure(self.phase, self.place, error)
+        if failure_kind(error) not in _PAST_DEADLINE:
+            return failed
+        return replace(failed, detail=f"{failed.detail}\n  last event: {self._entry.last_event}")
+
+    def failed(self, failed: Failed, error: Exception) -> Rollout:
         """The result when `error` ended it."""
-        return self._result(_failure(self.phase, self.place, error), error)
+        return self._result(failed, error)
 
     def _result(self, outcome: Outcome, error: Exception | None) -> Rollout:
         rollout = Rollout(
@@ -350,7 +358,7 @@ def _failure(phase: str, place: str, error: Exception) -> Failed:
     return Failed(f"{phase}: {failure_kind(error)}", place, str(error))
 
 
-def _tell_past_deadline(name: str, error: Exception) -> None:
+def _tell_past_deadline(name: str, failed: Failed, error: Exception) -> None:
     """Law 6: what passed its deadline is reported now, however long its group still runs."""
     if failure_kind(error) in _PAST_DEADLINE:
-        logger.warning("%s is past its deadline: %s", name, error)
+        logger.warning("%s is past its deadline: %s", name, failed.detail)

@@ -56,6 +56,8 @@ class RequestScope:
         stopped: whether no more tokens are wanted.
         interrupted: whether a call was ended or refused because of that.
         calls: those in flight, by request id.
+        ended: how many have ended.
+        last: the one that ended last.
     """
 
     timeout: float | None = None
@@ -64,6 +66,8 @@ class RequestScope:
     stopped: bool = False
     interrupted: bool = False
     calls: dict[str, Call] = field(default_factory=dict)
+    ended: int = 0
+    last: Call | None = None
     _aborts: dict[str, Abort] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -79,6 +83,7 @@ class RequestScope:
         finally:
             del self.calls[rid], self._aborts[rid]
             call.seconds = time.monotonic() - call.started
+            self.ended, self.last = self.ended + 1, call
             self.interrupted |= self.stopped and call.finish == "abort"
             if self.on_call is not None:
                 self.on_call(call)

@@ -71,6 +71,11 @@ async def gives_up_in_a_tool(args, sample, sampling_params):
     return sample
 
 
+async def hangs_in_a_tool(args, sample, sampling_params):
+    await generate(args, sample, sampling_params)
+    await asyncio.sleep(3600)
+
+
 async def sandbox_dies_in_a_tool(args, sample, sampling_params):
     sample = await gives_up_in_a_tool(args, sample, sampling_params)
     sample.metadata["abort_reason"] = "sandbox died"

@@ -1,7 +1,9 @@
+import re
 import threading
 import time
 
 from slime.rollout.inflight import InFlight, Watchdog
+from slime.utils.request_scope import RequestScope
 
 
 class Clock:
@@ -28,6 +30,27 @@ def test_the_table_names_phase_age_and_deadline():
         assert inflight.describe() == (
             "rollout 1 (group 0): generate in my.hook for 3.0 s, deadline in 7.0 s"
         )
+
+
+def test_law_6_the_table_and_the_watchdog_tell_the_engine_call_that_ended_last():
+    async def abort(rid):
+        raise AssertionError
+
+    inflight, scope, reports = InFlight(), RequestScope(), []
+    with (
+        inflight.track("rollout 7 (group 3)", "generate in my.hook", 0.0, scope=scope),
+        Watchdog(inflight, report=reports.append, interval=0.01, grace=0.5),
+    ):
+        assert "last event" not in inflight.describe()
+        for rid, finish in (("7-a", "stop"), ("7-b", "length")):
+            with scope.holding(rid, abort, 12) as call:
+                call.finish = finish
+        last = r"last event: engine call 2 \(7-b\) ended by length after 0\.0 s, \d+\.\d s ago"
+        assert re.search(last, inflight.describe())
+        end = time.monotonic() + 20
+        while not reports and time.monotonic() < end:
+            time.sleep(0.01)
+    assert re.search(last, reports[0])
 
 
 def test_law_6_what_passes_its_deadline_is_overdue():

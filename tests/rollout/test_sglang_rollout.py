@@ -1,6 +1,7 @@
 import asyncio
 import json
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -139,6 +140,29 @@ def test_law_6_a_hanging_rollout_is_reported_and_ended_and_the_step_goes_on(capl
     assert "rollout 1" in caplog.text
     assert "took longer than 0.3 s" in caplog.text
     assert IN_FLIGHT.describe() == "nothing is in flight"
+
+
+@pytest.mark.parametrize(
+    ("flags", "last"),
+    [
+        (
+            {"custom_generate_function_path": HOOKS + "hangs_in_a_tool"},
+            r"call 1 \(0-\w+\) ended by stop after ",
+        ),
+        ({"custom_rm_path": HOOKS + "reward_hangs"}, r"call 1 \(0-\w+\) ended by stop after "),
+        ({"turn_timeout": 0.3}, r"call 1 \(0-\w+\) ended by DeadlineError after \d+\.\d s, \d+\.\d s ago"),
+        ({"custom_generate_function_path": HOOKS + "hangs"}, "no engine call has ended"),
+    ],
+)
+def test_law_6_what_passes_a_deadline_tells_the_engine_call_that_ended_last(flags, last, caplog):
+    answer = ScriptedAnswer(text="a", hang="turn_timeout" in flags)
+    with scripted(lambda call: answer) as server, caplog.at_level(logging.WARNING):
+        args = engine_args(server.url, reward_timeout=2.0, rollout_timeout=2.0, **flags)
+        state_for(args)
+        sample = Sample(group_index=0, index=0, rollout_id=0, prompt="p")
+        failed = run_blocking(generate_and_rm(args, sample, {"max_new_tokens": 4}))
+    assert re.search(f"last event: .*{last}", failed.metadata["failure"])
+    assert re.search(f"rollout 0 .*is past its deadline: (?s:.*)last event: .*{last}", caplog.text)
 
 
 def test_the_surplus_is_aborted_at_the_engine_and_its_prompts_come_again():

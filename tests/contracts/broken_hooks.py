@@ -248,6 +248,26 @@ def rollout_loses(args, rollout_id, data_source, evaluation=False):
     return list(generate_rollout(args, rollout_id, data_source, evaluation).samples)
 
 
+def rollout_loses_beside_the_books(args, rollout_id, data_source, evaluation=False):
+    """Takes two groups for nothing in every step, and gives the books of the others."""
+    data_source.get_samples(2)
+    return generate_rollout(args, rollout_id, data_source, evaluation)
+
+
+def rollout_counts_too_few(args, rollout_id, data_source, evaluation=False):
+    """Takes two groups for nothing, and says that it dropped one."""
+    output = rollout_loses_beside_the_books(args, rollout_id, data_source, evaluation)
+    output.metrics["stale/dropped"] = 1.0
+    return output
+
+
+def rollout_counts_what_it_drops(args, rollout_id, data_source, evaluation=False):
+    """Nothing is broken: it drops two groups, and says so."""
+    output = rollout_loses_beside_the_books(args, rollout_id, data_source, evaluation)
+    output.metrics["stale/dropped"] = 2.0
+    return output
+
+
 def rollout_makes_rewards(args, rollout_id, data_source, evaluation=False):
     """Takes a failure for a reward of zero."""
     try:

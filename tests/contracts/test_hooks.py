@@ -78,6 +78,8 @@ CASES = [
     (ROLLOUT, "gives_rows_that_train", "rollout_unrewarded", "returned None, which is not a finite number"),
     (ROLLOUT, "gives_whole_groups", "rollout_half_groups", "expected 2 rollouts a group; found 1 in group"),
     (ROLLOUT, "loses_no_group", "rollout_loses", "are gone"),
+    (ROLLOUT, "loses_no_group", "rollout_loses_beside_the_books", "are gone, and 0 rollouts counted"),
+    (ROLLOUT, "loses_no_group", "rollout_counts_too_few", "are gone, and 4 rollouts counted"),
     (ROLLOUT, "fails_with_the_engine", "rollout_makes_rewards", "expected no sample that counts; found 4"),
     (EVAL, "evaluates", "eval_short", "expected one of each a rollout in check; found 1 rewards, 8"),
     (EVAL, "evaluates", "eval_without_samples", "found no samples in mine"),
@@ -120,6 +122,11 @@ def test_what_hangs_is_ended_at_its_deadline():
         judge_of_groups = finding(stage, FILTER, "judges_by_rollout", BROKEN + "filter_hangs")
     assert "did not finish within 0.5 s" in reward.message
     assert "took longer than 0.5 s" in judge_of_groups.message
+
+
+def test_groups_that_are_counted_as_dropped_are_not_lost(stage):
+    found = finding(stage, ROLLOUT, "loses_no_group", BROKEN + "rollout_counts_what_it_drops")
+    assert found.verdict == "passed", found
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,25 @@ class BucketBuffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._links: list[Path] = []
 
+    def reserve(self, size: int) -> None:
+        """Hold room for a bucket of `size` bytes, alignment included, from now on.
+
+        Raises:
+            EngineError: the machine's shared memory is full.
+        """
+        if size <= len(self._bytes):
+            return
+        self.close()
+        self._path = self._names.new()
+        try:
+            with self._path.open("x+b") as file:
+                os.posix_fallocate(file.fileno(), 0, _HEADER + size)
+                self._mapping = mmap.mmap(file.fileno(), _HEADER + size)
+        except OSError as error:
+            self.close()
+            raise _no_room(f"set aside {size} bytes for weights", error) from error
+        self._bytes = torch.frombuffer(self._mapping, dtype=torch.uint8, offset=_HEADER)
+
     def fill(self, bucket: Sequence[Outgoing], readers: int) -> list[str]:
         """Copy the weights in; a message for each reader, valid until the next call.
 
@@ -79,7 +98,7 @@ class BucketBuffer:
         places = _places(bucket)
         size = places[-1][1]
         self.release()
-        self._grow(size)
+        self.reserve(size)
         for item, (start, end) in zip(bucket, places, strict=True):
             target = self._bytes[start:end].view(item.dtype).view(item.tensor.shape)
             target.copy_(item.tensor.detach())
@@ -104,27 +123,21 @@ class BucketBuffer:
         assert self._path is not None and self._mapping is not None
         self._mapping[: len(_REFERENCES)] = _REFERENCES
         link = self._names.new()
-        link.hardlink_to(self._path)
+        try:
+            link.hardlink_to(self._path)
+        except OSError as error:
+            raise _no_room("name the memory of weights", error) from error
         self._links.append(link)
         return f"/{link.name}"
 
-    def _grow(self, size: int) -> None:
-        if size <= len(self._bytes):
-            return
-        self.close()
-        self._path = self._names.new()
-        try:
-            with self._path.open("x+b") as file:
-                os.posix_fallocate(file.fileno(), 0, _HEADER + size)
-                self._mapping = mmap.mmap(file.fileno(), _HEADER + size)
-        except OSError as error:
-            full = error.errno == errno.ENOSPC
-            raise EngineError(
-                f"cannot set aside {size} bytes for weights: {error.strerror}",
-                place=str(_SHM),
-                remedy="give a smaller --update-weight-buffer-size, or more shared memory" if full else None,
-            ) from error
-        self._bytes = torch.frombuffer(self._mapping, dtype=torch.uint8, offset=_HEADER)
+
+def _no_room(what: str, error: OSError) -> EngineError:
+    full = error.errno == errno.ENOSPC
+    return EngineError(
+        f"cannot {what}: {error.strerror}",
+        place=str(_SHM),
+        remedy="give a smaller --update-weight-buffer-size, or more shared memory" if full else None,
+    )
 
 
 class _Call:
@@ -174,6 +187,18 @@ def message(flat: Any, bucket: Sequence[Outgoing], places: Sequence[tuple[int, i
     ]
     data = ForkingPickler.dumps({"flattened_tensor": flat, "metadata": metadata})
     return base64.b64encode(data).decode()
+
+
+def room(sizes: Sequence[int], buffer_size: int) -> tuple[int, ...]:
+    """Bytes that buffers need for buckets of at most `buffer_size` of tensors of these sizes, in any order:
+    of two that take turns, or of the one bucket that holds all.
+    """
+    if not sizes:
+        return ()
+    padding, whole = _ALIGNMENT * len(sizes), sum(sizes)
+    if whole <= buffer_size:
+        return (whole + padding,)
+    return (max(buffer_size, *sizes) + padding,) * 2
 
 
 def _places(bucket: Sequence[Outgoing]) -> list[tuple[int, int]]:

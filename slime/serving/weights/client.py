@@ -34,6 +34,8 @@ CONNECT_SECONDS = 10.0
 FLUSH_SECONDS = 30.0
 FLUSH_PAUSE_SECONDS = 0.05
 FROM_DISK = "/update_weights_from_disk"
+LEAST_SECONDS = 0.01
+"""Of a timeout: to gloo, 0 is no limit."""
 _NOT_FOUND = 404
 
 
@@ -52,15 +54,21 @@ class Deadline:
         Raises:
             DeadlineError: none are.
         """
-        left = self.left
-        if not left:
-            raise self.passed("was not done")
-        return left
+        self.check()
+        return max(self.left, LEAST_SECONDS)
 
     @property
     def left(self) -> float:
         """Seconds left; 0 where it has passed."""
         return max(0.0, self._end - time.monotonic())
+
+    def check(self) -> None:
+        """
+        Raises:
+            DeadlineError: it has passed.
+        """
+        if not self.left:
+            raise self.passed("was not done")
 
     def passed(self, what: str) -> DeadlineError:
         """The error that says so."""

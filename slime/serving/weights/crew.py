@@ -1,18 +1,18 @@
 """`Crew`: the engines of one update, called all at once; one that fails is out of it, with the reason.
 
 Invariant: an engine is either a member or in `failed`; a call that fails at one engine never stops the
-others. Knows HTTP calls; knows nothing of weights.
+others, and one that hangs never takes all of their time. Knows HTTP calls; knows nothing of weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import Any, TypeAlias
 
 from slime.errors import CapabilityError, SlimeError
 from slime.serving.endpoint import EngineEndpoint
-from slime.serving.weights.client import Deadline, WeightClient
+from slime.serving.weights.client import LEAST_SECONDS, Deadline, WeightClient
 from slime.utils.capabilities import Capabilities
 
 Call: TypeAlias = Callable[[WeightClient], Any]
@@ -64,10 +64,19 @@ class Crew:
         return Calls(step, started)
 
     def finish(self, calls: Calls) -> dict[str, Any]:
-        """Wait for calls that have begun; raises as `each`."""
+        """Wait for calls that have begun; raises as `each`.
+
+        Once one has succeeded, the others get half of the time that is left.
+        """
+        started = calls.futures.values()
+        next((done for done in as_completed(started) if done.exception() is None), None)
+        _, silent = wait(started, self.deadline.left / 2)
         results: dict[str, Any] = {}
         cannot: CapabilityError | None = None
         for client, future in calls.futures.items():
+            if future in silent:
+                self.drop(client, f"{calls.step}: {client.endpoint.url} did not answer, while others did")
+                continue
             try:
                 results[client.name] = future.result()
             except CapabilityError as error:
@@ -77,6 +86,13 @@ class Crew:
         if cannot is not None:
             raise cannot
         return results
+
+    def share(self, step: str) -> float:
+        """Seconds for one step: half of the time that is left; where none is, 0, and all members are out."""
+        left = self.deadline.left
+        for client in () if left else self.members:
+            self.drop(client, f"{step}: {self.deadline.passed('was not reached').message}")
+        return max(left / 2, LEAST_SECONDS) if left else 0.0
 
     def drop(self, client: WeightClient, reason: str) -> None:
         """Leave an engine out from now on; the first reason stays."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from slime.errors import EngineError
+from slime.errors import EngineError, EngineUnavailableError
 from slime.serving.weights.client import WeightClient
 from slime.serving.weights.crew import Crew
 from slime.serving.weights.group import WeightGroup, open_store
@@ -72,8 +72,10 @@ class DistributedTransport:
             "group_name": GROUP,
             **update.naming(is_last),
         }
+        timeout = crew.share("weights")
+        if not timeout:
+            return False
         calls = crew.start("weights", lambda e: e.post_weights("/update_weights_from_distributed", body))
-        timeout = crew.deadline.remaining / 2
 
         def broadcast() -> bool:
             group.broadcast(tensors, timeout)
@@ -89,8 +91,9 @@ class DistributedTransport:
             return self._group
         self._end()
         crew.each("leaving an old group", _leave)
-        members, size, timeout = crew.members, crew.world_size + 1, crew.deadline.remaining / 2
-        if not members:
+        timeout = crew.share("joining the group")
+        members, size = crew.members, crew.world_size + 1
+        if not (members and timeout):
             return None
         address = _own_address([engine.endpoint.url for engine in members])
         store = open_store(address, size, timeout)
@@ -131,12 +134,17 @@ def _first_ranks(members: Sequence[WeightClient]) -> dict[str, int]:
     return ranks
 
 
-def _own_address(urls: Sequence[str]) -> str:
-    """The address under which engines see this machine; loopback only if all are on it."""
-    found = []
-    for url in urls:
-        host = urlsplit(url)
+def _address_towards(url: str) -> str:
+    host = urlsplit(url)
+    try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host.hostname, host.port or 80))  # sends nothing
-            found.append(str(probe.getsockname()[0]))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise EngineUnavailableError(f"no way there: {error}", place=url) from error
+
+
+def _own_address(urls: Sequence[str]) -> str:
+    """The address under which engines see this machine; loopback only if all are on it."""
+    found = [_address_towards(url) for url in urls]
     return next((address for address in found if not address.startswith("127.")), found[0])

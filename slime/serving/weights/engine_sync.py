@@ -1,7 +1,8 @@
 """`EngineSync`: the `WeightSync` that all ways of moving weights share: pause, send, continue, verify.
 
 Invariant: an engine goes on generating only when it has the whole version and says so; every other one stays
-paused and is named in the report. Each wait ends by --update-timeout. Knows no way: that is a `Transport`.
+paused and is named in the report, or in the error that ends the update. Each wait ends by --update-timeout.
+Knows no way: that is a `Transport`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from slime.errors import ConfigError, EngineRequestError, ModelError
+from slime.errors import ConfigError, EngineRequestError, SlimeError
 from slime.serving.endpoint import EngineEndpoint
 from slime.serving.weights.client import Deadline, WeightClient
 from slime.serving.weights.crew import Call, Crew
@@ -78,8 +79,10 @@ class EngineSync:
             released: the engines gave up memory before; they take it back, weights first.
 
         Raises:
-            ModelError: the weights are not those of the engines' model; names the engines that stay paused.
+            ModelError: the weights are not those of the engines' model.
             CapabilityError: an engine cannot do what the way or the pause needs.
+            DeadlineError: the trainer's own work took too long.
+            SlimeError: what else fails in the trainer. Where engines stay paused, the error names them.
         """
         if not self._endpoints:
             return UpdateReport(metrics={})
@@ -105,11 +108,8 @@ class EngineSync:
         started = time.perf_counter()
         form = self._wire_form(crew)
         weights = form.outgoing(self._source.weights()) if self._transport.takes_weights else iter(())
-        update = Update(version, weights, crew, pause)
-        try:
-            paused = self._move(update, released)
-        except ModelError as error:
-            raise _left_paused(error, self._endpoints) from error
+        update = Update(version, weights, crew, pause, form.sizes())
+        paused = self._move(update, released)
         ended = time.perf_counter()
         self._prove(crew)
         metrics = {
@@ -122,31 +122,25 @@ class EngineSync:
     def _move(self, update: Update, released: bool) -> float:
         """All steps at the engines; when the pause began."""
         crew, pause = update.crew, update.pause
-        with self._present(update):
+        with self._source.present(), _gone_through(update):
             self._transport.stage(update)
+            if crew.members:
+                crew.deadline.check()
             paused = time.perf_counter()
-            crew.each("pause", lambda engine: engine.pause(pause))
-            if pause != "in_place":  # requests that continue in place need the cache
-                crew.each("flush of the cache", WeightClient.flush)
-            if released:
-                crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
-            self._in_session(crew, _begin)
-            self._transport.send(update)
+            with _naming_the_paused(self._endpoints), _gone_through(update):
+                crew.each("pause", lambda engine: engine.pause(pause))
+                if pause != "in_place":  # requests that continue in place need the cache
+                    crew.each("flush of the cache", WeightClient.flush)
+                if released:
+                    crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
+                self._in_session(crew, _begin)
+                self._transport.send(update)
         self._in_session(crew, lambda engine: engine.post("/end_weight_update", {}))
         if released:
             crew.each("memory of the cache", lambda engine: _take_back(engine, KEPT_MEMORY))
         self._verify(crew, update.version)
         crew.each("continuation", WeightClient.resume)
         return paused
-
-    @contextmanager
-    def _present(self, update: Update) -> Iterator[None]:
-        """The weights are there, and are gone through to their end whatever happens."""
-        with self._source.present():
-            try:
-                yield
-            finally:
-                drain(update.weights)
 
     def _wire_form(self, crew: Crew) -> WireForm:
         """What the engines want, asked once; the weights are gone through in the trainer's form without
@@ -176,11 +170,31 @@ class EngineSync:
             self._unproved.clear()
 
 
-def _left_paused(error: ModelError, endpoints: Sequence[EngineEndpoint]) -> ModelError:
-    """The error with what becomes of the engines: they may have some of the weights."""
+@contextmanager
+def _gone_through(update: Update) -> Iterator[None]:
+    """The weights are gone through to their end whatever happens."""
+    try:
+        yield
+    finally:
+        drain(update.weights)
+
+
+@contextmanager
+def _naming_the_paused(endpoints: Sequence[EngineEndpoint]) -> Iterator[None]:
+    """Errors say what becomes of the engines, which may have some of the weights.
+
+    Raises:
+        SlimeError: as it was. RuntimeError: torch's, in the words by which a lost rank is known.
+    """
     urls = ", ".join(endpoint.url for endpoint in endpoints)
     after = f"engines at {urls} stay paused: restart them, or load a whole checkpoint into them"
-    return ModelError(error.message, place=error.place, remedy=f"{error.remedy or 'see above'}; {after}")
+    try:
+        yield
+    except SlimeError as error:
+        remedy = f"{error.remedy or 'see above'}; {after}"
+        raise type(error)(error.message, place=error.place, remedy=remedy) from error
+    except (RuntimeError, OSError) as error:
+        raise RuntimeError(f"{error}; {after}") from error
 
 
 def _begin(engine: WeightClient) -> None:

@@ -68,8 +68,16 @@ class WeightGroup:
 
 
 def open_store(host: str, size: int, timeout: float) -> TCPStore:
-    """The place where the group meets, in this process; its `port` is a free one."""
-    return TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+    """The place where the group meets, in this process; its `port` is a free one.
+
+    Raises:
+        EngineError: it cannot be opened.
+    """
+    seconds = timedelta(seconds=timeout)
+    try:
+        return TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=seconds)
+    except RuntimeError as error:
+        raise EngineError(f"cannot open the group's store: {error}", place=host) from error
 
 
 def find_store(host: str, port: int, timeout: float) -> TCPStore:

@@ -7,6 +7,7 @@ of a quantised weight stay as they are. Knows nothing of engines' protocols or o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -81,6 +82,16 @@ class WireForm:
             for sent_name, sent in self._transform(name, tensor) if self._transform else ((name, tensor),):
                 self._check(sent_name, sent)
                 yield Outgoing(sent_name, sent, self._dtype_of(sent_name, sent))
+
+    def sizes(self) -> list[int]:
+        """Bytes of each tensor of the engines' checkpoint, as it would be sent."""
+        return [self._size(entry) for entry in (self._stored or {}).values()]
+
+    def _size(self, entry: StoredTensor) -> int:
+        stored = torch_dtype(entry.dtype)
+        if stored is None:
+            return entry.end - entry.start
+        return math.prod(entry.shape) * (self._dtype or stored).itemsize
 
     def _dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         if tensor.dtype not in _FLOATS:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from slime.serving.weights.bucket_buffer import BucketBuffer, ShmNames, device_message
+from slime.serving.weights.bucket_buffer import BucketBuffer, ShmNames, device_message, room
 from slime.serving.weights.client import WeightClient
 from slime.serving.weights.crew import Crew
 from slime.serving.weights.outgoing import Outgoing, buckets
@@ -39,11 +39,20 @@ class TensorTransport:
         self._buffers: list[BucketBuffer] = []
 
     def stage(self, update: Update) -> None:
-        """Nothing can be done before."""
+        """Set the memory aside that the host needs: a lack of it is found while engines still generate.
+
+        Raises:
+            EngineError: the machine's shared memory is full.
+        """
+        first = [*itertools.islice(update.weights, 1)]
+        update.weights = itertools.chain(first, update.weights)
+        self._open()
+        if first and not first[0].tensor.is_cuda:
+            for buffer, size in zip(self._buffers, room(update.sizes, self._buffer_size), strict=False):
+                buffer.reserve(size)
 
     def send(self, update: Update) -> None:
         """One call a bucket and engine, with a message for each of its ranks."""
-        self._open()
         calls, held = None, None
         filled = buckets(update.taken(), self._buffer_size)
         for (bucket, is_last), buffer in zip(filled, itertools.cycle(self._buffers), strict=False):

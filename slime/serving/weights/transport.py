@@ -8,7 +8,7 @@ collective call of all ranks of the trainer. Knows no way.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ class Update:
         weights: what is sent, to go through once.
         crew: the engines.
         pause: what became of requests in flight.
+        sizes: bytes of each tensor that the engines' checkpoint has, as sent; none where it was not asked.
         sent_bytes: of weights, told by the transport.
         metrics: of its own.
     """
@@ -34,6 +35,7 @@ class Update:
     weights: Iterator[Outgoing]
     crew: Crew
     pause: UpdatePause
+    sizes: Sequence[int] = ()
     sent_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
 

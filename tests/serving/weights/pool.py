@@ -1,6 +1,11 @@
 """Embedded engines on tiny models, a source of weights, and what engines and transformers compute."""
 
 import contextlib
+import http.client
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 import torch
 
@@ -81,6 +86,41 @@ def engines(folder, count=1, config=CONFIG):
             (handle, EngineEndpoint(name=f"engine-{i}", url=handle.url, kind="embedded"))
             for i, handle in enumerate(handles)
         ]
+
+
+@contextlib.contextmanager
+def hanging(endpoint, at):
+    """The engine behind a server that passes calls on, but those to paths that begin with `at`."""
+    end = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def pass_on(self):
+            if self.path.startswith(at):
+                end.wait()
+                return
+            connection = http.client.HTTPConnection(urlsplit(endpoint.url).netloc)
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            connection.request(self.command, self.path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+            self.send_response(answer.status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+            connection.close()
+
+        do_GET = do_POST = do_OPTIONS = pass_on  # noqa: N815 - names of the base class
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield replace(endpoint, url=f"http://127.0.0.1:{server.server_port}")
+    end.set()
+    server.shutdown()
+    server.server_close()
 
 
 def scores(url, prompt=PROMPT):

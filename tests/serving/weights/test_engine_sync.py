@@ -1,5 +1,6 @@
 """Weights by each way into embedded engines: what they compute then, whom an update leaves out, and why."""
 
+import resource
 import threading
 import time
 
@@ -7,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from slime.config.serving_sections import WeightsConfig
-from slime.errors import ModelError
+from slime.errors import DeadlineError, EngineError, ModelError
 from slime.serving.weights.factory import make_weight_sync
 from slime.serving.weights.probe import Probe
 from slime.serving.weights.shared import SharedWeights
@@ -18,6 +19,7 @@ from tests.serving.weights.pool import (
     StrikingSource,
     engines,
     expected,
+    hanging,
     scores,
 )
 from tests.serving.wire import call, ok
@@ -324,3 +326,64 @@ def test_names_that_the_engines_checkpoint_lacks_are_told(folder):
         with pytest.raises(ModelError, match=r"(?s)layers.2.*stay paused: restart them") as caught:
             sync.update(1, "abort")
         assert pool[0][1].url in str(caught.value)
+
+
+@pytest.fixture
+def no_room():
+    """This process can write no file of more than some bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_shared_memory_that_is_too_small_is_found_before_engines_pause(folder, no_room):
+    with engines(folder) as pool:
+        before = scores(pool[0][1].url)
+        sync = make(folder, ModelSource(tiny_model(seed=3)), "tensor", engine_kind="sglang")
+        sync.connect([endpoint for _, endpoint in pool])
+        with pytest.raises(EngineError, match=r"cannot set aside \d+ bytes") as caught:
+            sync.update(1, "abort")
+        assert "stay paused" not in str(caught.value)
+        assert scores(pool[0][1].url) == before
+        sync.close()
+
+
+@pytest.mark.parametrize("kind", [EngineError, DeadlineError, RuntimeError])
+def test_whatever_ends_an_update_names_the_engines_that_stay_paused(folder, kind):
+    source = StrikingSource(tiny_model(seed=3))
+
+    def fail():
+        raise kind("the trainer failed")
+
+    source.strike = fail
+    with engines(folder) as pool:
+        sync = make(folder, source, "nccl")
+        sync.connect([endpoint for _, endpoint in pool])
+        with pytest.raises(kind, match=r"(?s)the trainer failed.*stay paused: restart them") as caught:
+            sync.update(1, "abort")
+        assert pool[0][1].url in str(caught.value)
+        sync.close()
+
+
+@pytest.mark.parametrize("at", ["/server_info", "/pause_generation", "/destroy_weights_update_group"])
+def test_an_engine_that_hangs_leaves_the_others_time_for_the_update(folder, at):
+    source = ModelSource(tiny_model(seed=3))
+    with engines(folder, 2) as pool, hanging(pool[0][1], at) as silent:
+        sync = make(folder, source, "nccl", timeout=8.0)
+        sync.connect([silent, pool[1][1]])
+        assert list(sync.update(1, "abort").failed) == ["engine-0"]
+        check(pool, source.model, "1", failed=["engine-0"])
+        sync.close()
+
+
+def test_engines_that_the_deadline_leaves_between_two_versions_are_in_the_report(folder):
+    source = StrikingSource(tiny_model(seed=3))
+    source.strike = lambda: time.sleep(3.0)
+    with engines(folder, 2) as pool:
+        sync = make(folder, source, "nccl", timeout=3.0)
+        sync.connect([endpoint for _, endpoint in pool])
+        report = sync.update(1, "abort")
+        assert all("within 3 s" in reason for reason in report.failed.values())
+        assert list(report.failed) == ["engine-0", "engine-1"]
+        sync.close()

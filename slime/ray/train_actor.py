@@ -274,9 +274,8 @@ class TrainActor:
         return Probe(self._score, tokens, TOLERANCE["bfloat16" if "bfloat16" in precisions else "float32"])
 
     def _score(self, row: Sequence[int]) -> Sequence[float]:
-        """Log-probs of the tokens of a row but the first."""
-        with self._awake():
-            return self._trainer.log_probs([_unrewarded(row)])[0]
+        """Log-probs of the tokens of a row but the first, by the policy, which must be on its device."""
+        return self._trainer.log_probs([_unrewarded(row)])[0]
 
     @contextmanager
     def _awake(self) -> Iterator[None]:

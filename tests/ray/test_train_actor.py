@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +39,10 @@ def test_errors_reach_the_caller():
 def test_every_call_that_computes_does_so_there(name):
     method = getattr(TrainActor, name)
     assert method.__code__ is on_one_thread(method).__code__
+
+
+def test_the_probe_of_a_trainer_that_sleeps_wakes_nothing_but_what_the_update_lends():
+    asleep = SimpleNamespace(
+        log_probs=lambda samples: [[-1.0] * sample.response_length for sample in samples]
+    )
+    assert TrainActor._score(SimpleNamespace(_trainer=asleep), [5, 6, 7]) == [-1.0, -1.0]

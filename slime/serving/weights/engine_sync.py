@@ -88,10 +88,8 @@ class EngineSync:
             return UpdateReport(metrics={})
         if not self._is_first:
             with self._source.present():
+                self._expected()
                 self._transport.follow(self._source, version)
-            if self._probe is not None and self._unproved:
-                self._probe.expected()
-                self._unproved.clear()
             return UpdateReport(metrics={})
         deadline = Deadline(self._timeout, "weight update (--update-timeout)")
         crew = Crew(self._endpoints, deadline, self._known)
@@ -109,9 +107,17 @@ class EngineSync:
         form = self._wire_form(crew)
         weights = form.outgoing(self._source.weights()) if self._transport.takes_weights else iter(())
         update = Update(version, weights, crew, pause, form.sizes())
-        paused = self._move(update, released)
+        with self._source.present(), _gone_through(update):
+            expected = self._expected()
+            self._transport.stage(update)
+            if crew.members:
+                crew.deadline.check()
+            paused = time.perf_counter()
+            self._send(update, released)
+        self._wake(update, released)
         ended = time.perf_counter()
-        self._prove(crew)
+        if expected is not None and self._probe is not None:
+            self._probe.compare(crew, expected, self._transport.request_fields)
         metrics = {
             "perf/update_weights_time": ended - started,
             "perf/update_weights_pause_time": ended - paused,
@@ -119,28 +125,35 @@ class EngineSync:
         }
         return UpdateReport(metrics=metrics | update.metrics, failed=crew.failed)
 
-    def _move(self, update: Update, released: bool) -> float:
-        """All steps at the engines; when the pause began."""
+    def _expected(self) -> list[float] | None:
+        """What the trainer computes, where engines are to prove that they do; a collective call of all ranks,
+        before the engines have their memory back.
+        """
+        if self._probe is None or not self._unproved:
+            return None
+        self._unproved.clear()
+        return self._probe.expected()
+
+    def _send(self, update: Update, released: bool) -> None:
+        """Pause the engines and give them the weights."""
         crew, pause = update.crew, update.pause
-        with self._source.present(), _gone_through(update):
-            self._transport.stage(update)
-            if crew.members:
-                crew.deadline.check()
-            paused = time.perf_counter()
-            with _naming_the_paused(self._endpoints), _gone_through(update):
-                crew.each("pause", lambda engine: engine.pause(pause))
-                if pause != "in_place":  # requests that continue in place need the cache
-                    crew.each("flush of the cache", WeightClient.flush)
-                if released:
-                    crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
-                self._in_session(crew, _begin)
-                self._transport.send(update)
+        with _naming_the_paused(self._endpoints), _gone_through(update):
+            crew.each("pause", lambda engine: engine.pause(pause))
+            if pause != "in_place":  # requests that continue in place need the cache
+                crew.each("flush of the cache", WeightClient.flush)
+            if released:
+                crew.each("memory of the weights", lambda engine: _take_back(engine, ["weights"]))
+            self._in_session(crew, _begin)
+            self._transport.send(update)
+
+    def _wake(self, update: Update, released: bool) -> None:
+        """Let engines that have the version go on."""
+        crew = update.crew
         self._in_session(crew, lambda engine: engine.post("/end_weight_update", {}))
         if released:
             crew.each("memory of the cache", lambda engine: _take_back(engine, KEPT_MEMORY))
         self._verify(crew, update.version)
         crew.each("continuation", WeightClient.resume)
-        return paused
 
     def _wire_form(self, crew: Crew) -> WireForm:
         """What the engines want, asked once; the weights are gone through in the trainer's form without
@@ -163,11 +176,6 @@ class EngineSync:
         for engine in crew.members:
             if versions[engine.name] != str(version):
                 crew.drop(engine, f"says that its weights are version {versions[engine.name]}, not {version}")
-
-    def _prove(self, crew: Crew) -> None:
-        if self._probe is not None and self._unproved:
-            self._probe.compare(crew, self._transport.request_fields)
-            self._unproved.clear()
 
 
 @contextmanager

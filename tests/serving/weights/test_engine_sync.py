@@ -387,3 +387,24 @@ def test_engines_that_the_deadline_leaves_between_two_versions_are_in_the_report
         assert all("within 3 s" in reason for reason in report.failed.values())
         assert list(report.failed) == ["engine-0", "engine-1"]
         sync.close()
+
+
+def test_the_probe_computes_while_the_weights_are_lent_on_all_ranks_before_they_are_sent(folder):
+    source, orders = SleepingSource(tiny_model(seed=3)), []
+    with engines(folder) as pool:
+        source.fall_asleep()
+        for is_first in (True, False):
+            order = []
+
+            def score(_, order=order):
+                order.append(("probe", source.is_awake, source.passes))
+                return expected(source.model)
+
+            probe = Probe(score, PROMPT, 1e-3)
+            source.passes = 0
+            sync = make(folder, source, "tensor", probe=probe, is_first=is_first)
+            sync.connect([endpoint for _, endpoint in pool])
+            assert sync.update(1, "abort").failed == {}
+            orders.append(order)
+            sync.close()
+    assert orders == [[("probe", True, 0)]] * 2

@@ -1,5 +1,7 @@
 """The tables of flags are those of the installed programs, and slime's own choices are in them."""
 
+from dataclasses import replace
+
 import pytest
 
 from slime.config.flags import Flag
@@ -51,6 +53,13 @@ def test_a_launch_has_a_word_for_each_decision(table):
         assert word in words
     assert {"--tp-size=2", "--tensor-parallel-size=2"} & set(words)
     assert {"--pp-size=2", "--pipeline-parallel-size=2"} & set(words)
+
+
+def test_weights_that_are_released_are_kept_on_the_host(table):
+    assert "--enable-weights-cpu-backup" in LAUNCH.words(table)
+    assert "--enable-weights-cpu-backup" not in replace(LAUNCH, memory_saver=False).words(table)
+    given = replace(LAUNCH, overrides={"enable_weights_cpu_backup": False})
+    assert "--enable-weights-cpu-backup" not in given.words(table)
 
 
 def test_no_port_is_too_high_for_older_versions(table):

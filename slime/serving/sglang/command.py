@@ -14,6 +14,9 @@ from slime.config.engine_choice import gpu_present
 from slime.config.passthrough import ForeignTable
 
 _DEFAULTS = {"enable_draft_weights_cpu_backup": True, "enable_metrics": True}
+_OF_MEMORY_SAVER = {"enable_weights_cpu_backup": True}
+"""Else SGLang forgets weights that it releases, also those that no update brings again: of a frozen model, the
+base below adapters, and whatever of a checkpoint the trainer does not train."""
 _ON_CPU = {
     "device": "cpu",
     "attention_backend": "torch_native",
@@ -59,6 +62,7 @@ class EngineLaunch:
             ConfigError: an override names no field of this version, or has not its type.
         """
         defaults = _DEFAULTS | ({} if gpu_present() else _ON_CPU)
+        defaults |= _OF_MEMORY_SAVER if self.memory_saver else {}
         known = {name: value for name, value in defaults.items() if name in table.by_field}
         checked = ((name, table.check(name, value, "overrides")) for name, value in self.overrides.items())
         overrides = {name.replace("-", "_"): value for name, value in checked}

@@ -15,7 +15,7 @@ from slime.config.passthrough import ForeignTable
 
 _DEFAULTS = {"enable_draft_weights_cpu_backup": True, "enable_metrics": True}
 _OF_MEMORY_SAVER = {"enable_weights_cpu_backup": True}
-"""Else SGLang forgets weights that it releases, also those that no update brings again: of a frozen model, the
+"""Else SGLang forgets weights that it releases, also those that no update sends again: of a frozen model, the
 base below adapters, and whatever of a checkpoint the trainer does not train."""
 _ON_CPU = {
     "device": "cpu",

@@ -131,13 +131,16 @@ class WeightClient:
         """A JSON object."""
         return as_object(self._checked(path, *self._request("GET", path, None)), path)
 
-    def pause(self, mode: UpdatePause) -> None:
-        """Stop generating.
-
+    def check_pause(self, mode: UpdatePause) -> None:
+        """
         Raises:
             CapabilityError: it would not survive an update in this mode.
         """
         self.able.require_pause(mode, needed_by="the update of weights", place=self.endpoint.url)
+
+    def pause(self, mode: UpdatePause) -> None:
+        """Stop generating; raises as `check_pause`."""
+        self.check_pause(mode)
         self.post("/pause_generation", {"mode": mode})
 
     def resume(self) -> None:

@@ -110,6 +110,7 @@ class EngineSync:
         with self._source.present(), _gone_through(update):
             expected = self._expected()
             self._transport.stage(update)
+            crew.each("question for its pauses", lambda engine: engine.check_pause(pause))
             if crew.members:
                 crew.deadline.check()
             paused = time.perf_counter()

@@ -49,11 +49,15 @@ class EventLog:
             self.write("log", version=VERSION, wall=time.time())
             self.check()
 
-    def write(self, event: str, **values: Any) -> None:
-        """Append one event; where that fails, the log ends here and `check` tells."""
+    def now(self) -> float:
+        """The moment, for events that happen together."""
+        return self._clock()
+
+    def write(self, event: str, t: float | None = None, **values: Any) -> None:
+        """Append one event, of now or of `t`; where that fails, the log ends here and `check` tells."""
         if self._file is None:
             return
-        line = {"t": round(self._clock(), 6), "event": event, **values}
+        line = {"t": round(self.now() if t is None else t, 6), "event": event, **values}
         rest = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
         try:
             while rest:

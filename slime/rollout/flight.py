@@ -48,8 +48,9 @@ class Flight:
 
     def take_up(self, tasks: Iterable[asyncio.Task[list[Rollout]]]) -> None:
         """Count those of these tasks that are done as finished; raises the error of one that failed."""
+        moment = self._log.now()
         for task in [task for task in tasks if task in self.running and task.done()]:
-            self._finish(self.running[task], task.result())
+            self._finish(self.running[task], task.result(), moment)
             del self.running[task]
 
     async def wait(self, *, oldest_only: bool, changed: asyncio.Event, seconds: float | None) -> None:
@@ -91,7 +92,7 @@ class Flight:
         for tasks in (self.running, self._cuts):
             if tasks:
                 await asyncio.wait(tasks)
-        lost, errors = [], []
+        lost, errors, moment = [], [], self._log.now()
         for task in list(self.running):
             run = self.running.pop(task)
             run.ended = self._clock()
@@ -101,11 +102,14 @@ class Flight:
                 lost.append(run)
                 errors.append(error)
             else:
-                self._finish(run, task.result())
+                self._finish(run, task.result(), moment)
         return lost, errors
 
-    def _finish(self, run: GroupRun, rollouts: list[Rollout]) -> None:
+    def _finish(self, run: GroupRun, rollouts: list[Rollout], moment: float) -> None:
+        """Count a group as finished; those that are taken up together have one moment in the log, so that a
+        replay takes them up together too."""
         run.ended, run.rollouts = self._clock(), rollouts
         self._durations.append(run.ended - run.started)
-        self._log.write("finish", group=run.key[0], rollouts=[self._log.rollout(r) for r in rollouts])
+        told = [self._log.rollout(rollout) for rollout in rollouts]
+        self._log.write("finish", moment, group=run.key[0], rollouts=told)
         self.finished.append(run)

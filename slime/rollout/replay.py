@@ -2,7 +2,8 @@
 
 The real scheduler gets the recorded groups at the recorded times, in virtual time, and closes its batches
 anew. Invariant: nothing of the recorded decisions is used but what came from outside of the scheduler:
-durations, outcomes, the verdicts of filters, and when steps and weights came. Knows no engine and no data.
+durations, outcomes, the verdicts of filters and when they came, when the hooks of a full batch ended, and
+when steps and weights came. Knows no engine and no data.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from slime.errors import DataError
+from slime.errors import DataError, SlimeError
+from slime.rollout.group_run import GroupRun
 from slime.rollout.inflight import InFlight
 from slime.rollout.outcome import Aborted, Completed, Failed, Member, MemberGroup, Outcome, Rollout, Truncated
 from slime.rollout.policy import FullyAsynchronous, Policy, Synchronous
@@ -27,6 +31,8 @@ _POLICIES: dict[str, type[Synchronous] | type[FullyAsynchronous]] = {
     "Synchronous": Synchronous,
     "FullyAsynchronous": FullyAsynchronous,
 }
+RESOLUTION = 1e-6
+"""Seconds that the log tells apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +80,12 @@ class _Part:
 
     def __init__(self, events: list[dict[str, Any]]) -> None:
         self._header, self._origin = events[0], float(events[0]["t"])
-        self._outside = [e for e in events if e["event"] in ("collect", "hold", "weights")]
+        self._outside = _from_outside(events)
         self._closed = [e for e in events if e["event"] == "close"]
+        self._closed_at = {event["step"]: event["t"] for event in self._closed}
         self._submissions: list[_Submission] = []
-        self._verdicts: dict[int, list[str | None]] = defaultdict(list)
+        self._verdicts: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        self._step = 0
         self._given = 0
         open_by_group: dict[int, _Submission] = {}
         for event in events:
@@ -89,7 +97,7 @@ class _Part:
                 submission.ended = event["t"]
                 submission.rollouts = event["rollouts"]
             elif event["event"] == "judge":
-                self._verdicts[event["group"]].append(event["reason"])
+                self._verdicts[event["group"]].append(event)
         self._starts: Counter[int] = Counter()
         self._by_group: dict[int, list[_Submission]] = defaultdict(list)
         for submission in self._submissions:
@@ -103,6 +111,7 @@ class _Part:
             policy=_policy(self._header),
             limits=Limits(**self._header["limits"]),
             judge=self._judge,
+            finish=self._finish,
             inflight=InFlight(clock=loop.time),
         )
         recorded = {event["step"]: event["groups"] for event in self._closed}
@@ -118,20 +127,26 @@ class _Part:
                     scheduler.weights_changed(event["version"])
                     continue
                 if collecting is not None:
-                    await asyncio.wait({collecting})
+                    await collecting
                 if event["step"] in recorded:
                     collecting = asyncio.create_task(self._collect(scheduler, event["step"], replayed))
             if collecting is not None:
-                await asyncio.wait({collecting})
+                await collecting
         return [Closed(step, groups, replayed.get(step, [])) for step, groups in recorded.items()]
 
     async def _until(self, recorded: float) -> None:
-        """Wait for a moment of the recorded run; starting took time there, and takes none here."""
-        await asyncio.sleep(max(recorded - self._origin - asyncio.get_running_loop().time(), 0.0))
+        """Wait for a moment of the recorded run; starting took time there, and takes none here. A moment that
+        has come lets nothing else happen first."""
+        seconds = recorded - self._origin - asyncio.get_running_loop().time()
+        if seconds > RESOLUTION:
+            await asyncio.sleep(seconds)
 
     async def _collect(self, scheduler: Scheduler, step: int, replayed: dict[int, list[int]]) -> None:
-        batch = await scheduler.collect(step)
-        replayed[step] = [run.key[0] for run in batch.groups]
+        """Decide a batch; one that cannot be made again is told as one that differs."""
+        self._step = step
+        with suppress(SlimeError):
+            batch = await scheduler.collect(step)
+            replayed[step] = [run.key[0] for run in batch.groups]
 
     def get_samples(self, num_samples: int, /) -> Sequence[Sequence[Member]]:
         """The groups that were started next."""
@@ -148,7 +163,16 @@ class _Part:
     async def _judge(self, group: MemberGroup, outstanding: int, wanted: int) -> str | None:
         first = group[0][0] if isinstance(group[0], list) else group[0]
         verdicts = self._verdicts[first.group_index or 0]
-        return verdicts.pop(0) if verdicts else None
+        if not verdicts:
+            return None
+        verdict = verdicts.pop(0)
+        await self._until(verdict["t"])
+        reason: str | None = verdict["reason"]
+        return reason
+
+    async def _finish(self, accepted: list[GroupRun], seen: list[GroupRun]) -> None:
+        """Hooks of the full batch ended when it closed."""
+        await self._until(self._closed_at[self._step])
 
     async def _run_group(self, group: MemberGroup, step: int, stop: GroupStop) -> list[Rollout]:
         first = group[0]
@@ -160,6 +184,17 @@ class _Part:
         else:
             await self._until(submission.ended)
         return [_rollout(first.group_index, told) for told in submission.rollouts]
+
+
+def _from_outside(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What came to the scheduler; a step that follows new weights, with nothing decided between, at once."""
+    decided = [event for event in events if event["event"] not in ("call", "reward")]
+    outside = []
+    for before, event in pairwise(decided):
+        if event["event"] in ("collect", "hold", "weights"):
+            at_once = (before["event"], event["event"]) == ("weights", "collect")
+            outside.append({**event, "t": before["t"]} if at_once else event)
+    return outside
 
 
 def _policy(header: dict[str, Any]) -> Policy:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slime.rollout.accounting import Account, Fate
+from slime.rollout.collector import Judge
 from slime.rollout.events import EventLog
 from slime.rollout.inflight import InFlight
 from slime.rollout.outcome import (
@@ -28,7 +29,7 @@ from slime.rollout.outcome import (
 )
 from slime.rollout.policy import Policy
 from slime.rollout.scheduler import Scheduler
-from slime.rollout.scheduling import Batch, Limits
+from slime.rollout.scheduling import Batch, Finish, Limits, keep_all
 from slime.rollout.stopping import GroupStop, Stop
 from slime.rollout.virtual_time import run_virtually
 from slime.utils.request_scope import RequestScope, entered
@@ -51,6 +52,7 @@ class Setting:
         draw: durations, in the order in which rollouts start.
         train_seconds, update_seconds: of each step.
         steps: how many.
+        judge, finish: the filter, and hooks of a full batch, as a scheduler has them.
     """
 
     policy: Policy
@@ -61,6 +63,8 @@ class Setting:
     ahead: bool = False
     train_seconds: float = 0.0
     update_seconds: float = 0.0
+    judge: Judge = keep_all
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,8 @@ class _Play:
             run_group=self._run_group,
             policy=setting.policy,
             limits=setting.limits,
+            judge=setting.judge,
+            finish=setting.finish,
             inflight=InFlight(clock=loop.time),
             log=EventLog(self._log_path, clock=loop.time),
         )

@@ -130,14 +130,26 @@ def test_a_replay_of_the_log_closes_the_same_batches(tmp_path, policy, seed):
     slots=st.integers(1, 20),
     train=st.sampled_from([0.5, 3.0, 10.0]),
     waits=st.booleans(),
+    judging=st.sampled_from([0.0, 0.3, 2.0]),
+    finishing=st.sampled_from([0.0, 4.0]),
     seed=st.integers(0, 99),
 )
 def test_a_replay_closes_the_same_batches_however_rollouts_overlap_training(
-    tmp_path_factory, bound, wanted, most, slots, train, waits, seed
+    tmp_path_factory, bound, wanted, most, slots, train, waits, judging, finishing, seed
 ):
+    """Filters and hooks of the full batch take time, in which groups end and nothing is taken or started."""
     log = tmp_path_factory.mktemp("replay") / "events.jsonl"
-    policy = FullyAsynchronous(most, waits=waits)
-    simulate(setting(policy, bound=bound, wanted=wanted, slots=slots, seed=seed, train_seconds=train), log)
+    policy, rng = FullyAsynchronous(most, waits=waits), random.Random(seed)
+
+    async def judge(group, outstanding, wanted):
+        await asyncio.sleep(rng.uniform(0, judging))
+        return "dropped" if rng.random() < 0.2 else None
+
+    async def finish(accepted, seen):
+        await asyncio.sleep(rng.uniform(0, finishing))
+
+    hooks = {"judge": judge, "finish": finish, "train_seconds": train}
+    simulate(setting(policy, bound=bound, wanted=wanted, slots=slots, seed=seed, **hooks), log)
     assert all(batch.same for batch in replay(read_events(log)))
 
 

@@ -74,7 +74,8 @@ class RolloutRunner:
         slots: bounds the rollouts that generate at once; rewards are outside of it.
         gives_up: asked when a rollout gets its slot; True ends it as ABORTED.
         grace: seconds that cancelled user code may take to end.
-        retried: gets the rollouts that began again after an error, by its reason.
+        counts: gets how many rollouts began again after an error, ``retried/<reason>``, and how many were
+            ended by a cut of their group, ``cut``, whatever became of them.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class RolloutRunner:
         inflight: InFlight = IN_FLIGHT,
         grace: float = GRACE_SECONDS,
         log: EventLog = NO_LOG,
-        retried: Counter[str] | None = None,
+        counts: Counter[str] | None = None,
     ) -> None:
         self._args = args
         self._generate = generate
@@ -103,7 +104,7 @@ class RolloutRunner:
         self._masks_kept = bool(getattr(args, "mask_offpolicy_in_partial_rollout", False))
         self._rewarder = Rewarder(args, grace)
         self._log = log
-        self._retried: Counter[str] = Counter() if retried is None else retried
+        self._counts: Counter[str] = Counter() if counts is None else counts
 
     async def run_group(
         self, group: Sequence[Member], call: Call, stop: GroupStop | None = None
@@ -129,7 +130,7 @@ class RolloutRunner:
             rollout = await self.run(member if last else copy_of(member), call, stop, attempt)
             if last or stop.reason is not None or not isinstance(rollout.outcome, Failed):
                 break
-            self._retried[rollout.outcome.reason] += 1
+            self._counts[f"retried/{rollout.outcome.reason}"] += 1
             logger.warning(
                 "rollout %s begins again (try %d of %d) after %s: %s",
                 rollout.rollout_id,
@@ -161,8 +162,11 @@ class RolloutRunner:
             )
             try:
                 if not all(sample.status in _DONE for sample in siblings):
-                    with entered(scope):
-                        await self._make_samples(run)
+                    try:
+                        with entered(scope):
+                            await self._make_samples(run)
+                    finally:
+                        self._counts["cut"] += run.is_cut
                 await self._reward(run)
             except ConfigError:
                 raise
@@ -178,6 +182,7 @@ class RolloutRunner:
             run.queued = time.perf_counter() - queued
             if self._gives_up() or run.scope.stopped:
                 run.base.status = Sample.Status.ABORTED
+                run.scope.interrupted |= run.scope.stopped
                 return
             run.take_up(self._masks_kept)
             await self._run_generate(run)
@@ -268,6 +273,11 @@ class _Run:
         self._stop = stop
         self._entry = entry
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a cut of its group ended it: an engine call of it, or before its first."""
+        return self._stop.reason is Stop.CUT and self.scope.interrupted
+
     def take_up(self, masks_kept: bool) -> None:
         """Begin, or go on from the tokens of an earlier step."""
         base = self.base
@@ -289,7 +299,7 @@ class _Run:
             for sample in aborted:
                 if sample.response_length:
                     sample.metadata.setdefault("start_rollout_id", self.call.step)
-        elif self._stop.reason is Stop.CUT and self.scope.interrupted and not _given_up(aborted):
+        elif self.is_cut and not _given_up(aborted):
             for sample in aborted:
                 if sample.effective_response_length:
                     sample.status = Sample.Status.TRUNCATED

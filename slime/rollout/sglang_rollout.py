@@ -216,14 +216,18 @@ def output_of(batch: Batch, state: GenerateState) -> RolloutFnTrainOutput:
     logger.info("%s\n%s", batch.account.line(), state.ledger.total.line())
     rollouts = [rollout for run in batch.groups for rollout in run.rollouts]
     metrics = batch.account.metrics() | drop_metrics(batch.drops) | timing_metrics(rollouts)
-    metrics |= {f"rollout/retried/{reason}": float(count) for reason, count in state.retried.items()}
-    state.retried.clear()
+    metrics |= {f"rollout/{name}": float(count) for name, count in {"cut": 0, **state.counts}.items()}
+    metrics["rollout/cut_trained"] = float(sum(map(_trains_cut, rollouts)))
+    state.counts.clear()
     if SESSION.version is not None:
         metrics["rollout/oldest_token_age"] = float(max(batch.age, 0))
     SESSION.hand_out(batch.step, [run.resumable() for run in batch.groups])
-    cut = sum("cut" in rollout.samples[-1].metadata for rollout in rollouts)
-    metrics["rollout/cut"] = float(cut)
     return RolloutFnTrainOutput(samples=[run.members for run in batch.groups], metrics=metrics)
+
+
+def _trains_cut(rollout: Rollout) -> bool:
+    cut = any("cut" in sample.metadata for sample in rollout.samples)
+    return cut and rollout.valid and not rollout.removed
 
 
 def runner_for(args: Any, max_context_len: int | None = None) -> RolloutRunner:
@@ -247,7 +251,7 @@ def _runner(
         slots=state.semaphore,
         gives_up=lambda: state.aborted,
         log=log,
-        retried=state.retried,
+        counts=state.counts,
     )
 
 

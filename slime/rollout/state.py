@@ -58,7 +58,7 @@ class GenerateState(metaclass=_RebuiltMeta):
         sampling_params: SGLang's names; copy before changing.
         aborted: set by `abort`: rollouts that wait for a slot give up.
         ledger: books of all steps so far (law 5).
-        retried: rollouts of the step that began again after an error, by its reason.
+        counts: of the step, for its metrics; see `RolloutRunner`.
     """
 
     def __init__(self, args: Any) -> None:
@@ -67,7 +67,7 @@ class GenerateState(metaclass=_RebuiltMeta):
         self.sampling_params = base_sampling_params(args)
         self.aborted = False
         self.ledger = Ledger()
-        self.retried: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )

@@ -54,7 +54,7 @@ class RequestScope:
         on_call: told of every call when it ends.
         fields: what each ``/generate`` says besides, where it does not say it itself.
         stopped: whether no more tokens are wanted.
-        interrupted: whether a call was ended or refused because of that.
+        interrupted: whether a call, or all work before the first, was ended or refused because of that.
         calls: those in flight, by request id.
         ended: how many have ended.
         last: the one that ended last.

@@ -1,7 +1,9 @@
 import asyncio
+import copy
 import json
 import logging
 import re
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +14,15 @@ from slime.errors import (
     HookError,
     RolloutFailedError,
 )
-from slime.rollout.accounting import Fate
+from slime.rollout.accounting import Fate, Ledger
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.convert import to_train_samples
 from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
+from slime.rollout.group_run import GroupRun
 from slime.rollout.inflight import IN_FLIGHT
 from slime.rollout.loop import run_blocking
+from slime.rollout.runner import Call
+from slime.rollout.scheduling import Batch
 from slime.rollout.sglang_rollout import (
     GenerateState,
     abort,
@@ -26,11 +31,14 @@ from slime.rollout.sglang_rollout import (
     generate_and_rm_group,
     generate_rollout,
     get_model_url,
+    output_of,
+    runner_for,
 )
+from slime.rollout.stopping import Stop
 from slime.serving.scripted import ScriptedAnswer, scripted_logprob
 from slime.utils.types import Sample
 from tests.rollout import agent_hooks
-from tests.rollout.kit import HOOKS, ListSource, engine_args, scripted, state_for, until
+from tests.rollout.kit import HOOKS, ListSource, completed_rollout, engine_args, scripted, state_for, until
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +148,46 @@ def test_law_6_a_hanging_rollout_is_reported_and_ended_and_the_step_goes_on(capl
     assert "rollout 1" in caplog.text
     assert "took longer than 0.3 s" in caplog.text
     assert IN_FLIGHT.describe() == "nothing is in flight"
+
+
+CUT_HOOKS = {
+    "good": "Completed",
+    "default_generate": "Truncated",
+    "half_built": "Failed",
+    "sandbox_dies_in_a_call": "Aborted",
+    "hangs": "Aborted",
+}
+"""One rollout each of a group that is cut, the last before it has a slot; the cut ends all but the first."""
+
+
+@pytest.mark.parametrize(("dropped", "trained"), [(False, 1), (True, 0)])
+def test_every_rollout_that_a_cut_ended_is_counted_and_those_that_train_apart(dropped, trained):
+    group = ListSource(size=len(CUT_HOOKS)).get_samples(1)[0]
+    for sample, hook in zip(group, CUT_HOOKS, strict=True):
+        sample.generate_function_path = HOOKS + hook
+    run = GroupRun(fresh=copy.deepcopy(group), tickets=list(range(len(group))))
+
+    async def cut_group(args, engine):
+        call = Call(step=0, sampling_params={"max_new_tokens": 16})
+        running = asyncio.create_task(runner_for(args).run_group(group, call, run.stop))
+        await until(lambda: engine.stats.decode_tokens >= 9)
+        await run.stop.stop(Stop.CUT, 10.0)
+        return await running
+
+    with scripted(lambda call: ScriptedAnswer(text="abcdefgh", token_latency=0.05)) as server:
+        args = engine_args(server.url, sglang_server_concurrency=3)
+        state = state_for(args)
+        run.rollouts = run_blocking(cut_group(args, server.engine))
+    assert [type(rollout.outcome).__name__ for rollout in run.rollouts] == list(CUT_HOOKS.values())
+    sample = Sample(index=99, rollout_id=99)
+    other = GroupRun(fresh=[sample], tickets=[99], rollouts=[completed_rollout(sample)])
+    groups = [other] if dropped else [other, run]
+    batch = Batch(step=0, groups=groups, seen=[run], drops=Counter(), account=Ledger().close(), age=0)
+    counts = [
+        (metrics["rollout/cut"], metrics["rollout/cut_trained"])
+        for metrics in (output_of(batch, state).metrics, output_of(batch, state).metrics)
+    ]
+    assert counts == [(4, trained), (0, trained)]
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,9 @@ class RolloutConfig:
     sglang_server_concurrency: int = flag(
         512, "most rollouts in flight for each engine of the default model", "int", at_least=1
     )
-    rollout_timeout: float = flag(1800.0, "deadline of one rollout in seconds", "float", above=0)
+    rollout_timeout: float = flag(
+        1800.0, "deadline of one rollout, and of a hook that sees groups, in seconds", "float", above=0
+    )
     turn_timeout: float | None = flag(
         None, "deadline of one engine call of a rollout in seconds (default: the rollout's)", "float", above=0
     )

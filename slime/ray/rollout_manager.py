@@ -22,6 +22,7 @@ from slime.rollout.base_types import RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.convert import flatten, to_train_samples
 from slime.rollout.curriculum import CurriculumDataSource
 from slime.rollout.events import EventLog
+from slime.rollout.hook_calls import call_in_time, cancel_calls
 from slime.rollout.inflight import IN_FLIGHT
 from slime.rollout.log_hooks import EVALUATIONS, ROLLOUTS, has_logged
 from slime.rollout.loop import background_loop, run_blocking
@@ -32,6 +33,7 @@ from slime.rollout.rm_hub.verdict import VERDICTS
 from slime.rollout.scores import eval_metrics
 from slime.rollout.seeds import seed_process
 from slime.rollout.session import SESSION
+from slime.rollout.tasks import rollout_seconds
 from slime.train.batch import TrainSample
 from slime.utils.misc import load_function
 from slime.utils.parts import Part, declare, files_below
@@ -90,6 +92,7 @@ class RolloutManager:
     def stop(self) -> None:
         """Cancel what runs, so that hooks clean up, and let `watch` return."""
         background_loop().cancel()
+        cancel_calls()
         run_blocking(SESSION.close())
         SESSION.log.close()
         self._stopped.set()
@@ -148,10 +151,10 @@ class RolloutManager:
         root = Path(self._args.save)
         before = _stamps(root)
         if self._overlaps:
-            groups = run_blocking(_saved_with_unfinished(self._source, rollout_id))
+            groups = run_blocking(self._saved_with_unfinished(rollout_id))
             unfinished.save(root, rollout_id, groups)
         else:
-            self._source.save(rollout_id)
+            self._ask_source("save", rollout_id)
             unfinished.remove(root, rollout_id)
         written = [path for path, stamp in _stamps(root).items() if before.get(path) != stamp]
         number = re.compile(rf"(?<!\d)0*{rollout_id}(?!\d)")
@@ -159,10 +162,25 @@ class RolloutManager:
 
     def load(self, rollout_id: int) -> None:
         """Read it back; what was in flight is given out first."""
-        self._source.load(rollout_id)
+        self._ask_source("load", rollout_id)
         groups = unfinished.load(Path(self._args.load), rollout_id) if self._args.load else []
         for group in groups:
             self._source.add_samples([group])
+
+    async def _saved_with_unfinished(self, rollout_id: int) -> list[Any]:
+        """On the rollout loop, so that no group moves between the two; writing the groups can wait."""
+        self._ask_source("save", rollout_id)
+        return SESSION.unfinished(rollout_id)
+
+    def _ask_source(self, method: str, rollout_id: int) -> None:
+        """Save or load the data source's state; the caller stands, the rollout loop too."""
+        call_in_time(
+            getattr(self._source, method),
+            rollout_id,
+            seconds=rollout_seconds(self._args),
+            what=f"--data-source-path ({self._args.data_source_path})",
+            place=f"{method}, rollout step {rollout_id}",
+        )
 
     def _output(self, rollout_id: int) -> RolloutFnTrainOutput:
         path = self._args.load_debug_rollout_data
@@ -183,12 +201,6 @@ class RolloutManager:
         if has_logged(self._args, ROLLOUTS, rollout_id, self._args, samples, extra, seconds):
             return {name: value for name, value in extra.items() if name.startswith("rollout/accounting/")}
         return extra | rollout_metrics(self._args, samples, seconds)
-
-
-async def _saved_with_unfinished(source: Any, rollout_id: int) -> list[Any]:
-    """On the rollout loop, so that no group moves between the two; writing the groups can wait."""
-    source.save(rollout_id)
-    return SESSION.unfinished(rollout_id)
 
 
 def _check_versions(samples: Sequence[Sample]) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 from slime.errors import HookError, SlimeError
 from slime.rollout.filter_hub import call_dynamic_filter, should_drop_dynamic_filter_output
 from slime.rollout.group_run import GroupRun
+from slime.rollout.hook_calls import watched
 from slime.rollout.hooks import flag_name, load_hook
 from slime.rollout.outcome import MemberGroup
-from slime.rollout.tasks import bounded, in_thread, rollout_seconds
+from slime.rollout.tasks import in_thread, rollout_seconds
 
 _FILTER = "dynamic_sampling_filter_path"
 _SAMPLE_FILTER = "rollout_sample_filter_path"
@@ -67,7 +68,7 @@ class BatchHooks:
 
     async def _run(self, dest: str, hook: Callable[..., Any], place: str, *values: Any) -> Any:
         name = f"{flag_name(dest)} ({getattr(self._args, dest)})"
-        return await bounded(
+        return await watched(
             _call(hook, (self._args, *values), name, place),
             seconds=rollout_seconds(self._args),
             what=name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from slime.rollout.hook_calls import call_step_hook
 from slime.rollout.hooks import flag_name, load_hook
 from slime.utils.user_function import UserFunction
 
@@ -24,12 +25,13 @@ def has_logged(args: Any, dest: str, *values: Any) -> bool:
 
     Raises:
         HookError: it raised, or returned something else than True, False or None (which means False).
+        DeadlineError: it took longer than ``--rollout-timeout``.
     """
     path = getattr(args, dest, None)
     if not path:
         return False
     hook = UserFunction(f"{flag_name(dest)} ({path})", load_hook(path, dest))
-    answer = hook(*values)
+    answer = call_step_hook(hook, args, *values, place=f"step {values[0]}")
     if answer is None or isinstance(answer, bool):
         return bool(answer)
     if inspect.iscoroutine(answer):

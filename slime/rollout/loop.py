@@ -1,4 +1,4 @@
-"""The process-wide event loop of rollouts: one daemon thread, started at first use.
+"""The process-wide event loops, above all that of rollouts: a daemon thread each, started at first use.
 
 Invariant: engine sessions and semaphores belong to this loop, so that they outlive one rollout step.
 Synchronous callers (Ray actors, scripts) enter it through `run_blocking`; knows nothing of what runs in it.
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from slime.errors import SlimeError
 
 T = TypeVar("T")
+ROLLOUTS = "slime-rollout"
 CANCEL_SECONDS = 15.0
 """How long an interrupted caller waits for the coroutine to clean up (engine aborts, requeues)."""
 
@@ -83,17 +84,16 @@ class BackgroundLoop:
 
 
 _lock = threading.Lock()
-_shared: BackgroundLoop | None = None
+_shared: dict[str, BackgroundLoop] = {}
 
 
-def background_loop() -> BackgroundLoop:
-    """The one loop of this process (a forked child gets its own)."""
-    global _shared
+def background_loop(name: str = ROLLOUTS) -> BackgroundLoop:
+    """The one loop of this name in this process (a forked child gets its own)."""
     with _lock:
-        if _shared is None or not _shared.thread.is_alive():
-            _shared = BackgroundLoop("slime-rollout")
-            atexit.register(_shared.stop)
-        return _shared
+        if name not in _shared or not _shared[name].thread.is_alive():
+            _shared[name] = BackgroundLoop(name)
+            atexit.register(_shared[name].stop)
+        return _shared[name]
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

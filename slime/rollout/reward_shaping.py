@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+from slime.rollout.hook_calls import call_step_hook
 from slime.rollout.hooks import flag_name, load_hook
 from slime.rollout.rm_hub.validity import sample_name
 from slime.train.batch import Reward
@@ -29,13 +30,16 @@ def shaped_rewards(samples: Sequence[Sample], args: Any) -> list[Reward] | None:
 
     Raises:
         HookError: it raised, or did not return two lists of one reward a sample.
+        DeadlineError: it took longer than ``--rollout-timeout``.
         RewardError: a reward of another form, or not finite; names hook, rollout and sample.
     """
     path = getattr(args, DEST, None)
     if not path or not samples:
         return None
     hook = UserFunction(f"{flag_name(DEST)} ({path})", load_hook(path, DEST))
-    raw, shaped = _lists(hook, hook(args, list(samples)), len(samples))
+    raw, shaped = _lists(
+        hook, call_step_hook(hook, args, args, list(samples), place=f"{len(samples)} samples"), len(samples)
+    )
     for sample, value in zip(samples, raw, strict=True):
         if not isinstance(value, Real) or not math.isfinite(value):
             raise hook.broke(f"raw reward {value!r} of {sample_name(sample)} is no finite number")

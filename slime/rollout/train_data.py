@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from slime.rollout.boundary import check_trainable, vocabulary_size
+from slime.rollout.hook_calls import call_step_hook
 from slime.rollout.hooks import flag_name, load_hook
 from slime.train.batch import Reward
 from slime.train.rewards import check_listed, read_reward
@@ -60,13 +61,14 @@ def converted_rows(samples: Sequence[Sample], args: Any) -> list[ConvertedRow] |
 
     Raises:
         HookError: it raised, or broke any of this; names hook, field, sample and lengths.
+        DeadlineError: it took longer than ``--rollout-timeout``.
         RewardError: a reward that is none, or does not fit its row.
     """
     path = getattr(args, DEST, None)
     if not path or not samples:
         return None
     hook = UserFunction(f"{flag_name(DEST)} ({path})", load_hook(path, DEST))
-    columns = _columns(hook, hook(args, list(samples)))
+    columns = _columns(hook, call_step_hook(hook, args, args, list(samples), place=f"{len(samples)} samples"))
     ids = _Ids.of(samples)
     vocab_size = vocabulary_size(getattr(args, "hf_checkpoint", None))
     rows = [

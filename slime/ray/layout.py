@@ -99,15 +99,10 @@ class EngineSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSeat:
-    """Where one engine sits.
-
-    Attributes:
-        is_shared: whether a train rank sits on one of its GPUs too.
-    """
+    """Where one engine sits."""
 
     name: str
     bundles: tuple[Bundle, ...]
-    is_shared: bool = False
 
     @property
     def parts(self) -> list[tuple[Bundle, ...]]:
@@ -154,7 +149,7 @@ def seat(
     for one in engines:
         _check_slots(one, layout)
         own = ordered[one.first : one.first + one.gpus]
-        seats.append(EngineSeat(name=one.name, bundles=own, is_shared=one.first < layout.train_gpus))
+        seats.append(EngineSeat(name=one.name, bundles=own))
         _check_engine(seats[-1], gpus_per_node, layout)
     return Seating(train=train, engines=tuple(seats))
 
@@ -168,6 +163,32 @@ def moved(old: EngineSeat, bundles: Sequence[Bundle], layout: Layout, gpus_per_n
     new = replace(old, bundles=in_order(bundles))
     _check_engine(new, gpus_per_node, layout)
     return new
+
+
+def check_shared_gpus(layout: Layout, way: str) -> None:
+    """Weights reach engines that take turns with the trainer on its GPUs.
+
+    Args:
+        way: the transport of weights.
+
+    Raises:
+        ConfigError: they would not.
+    """
+    if layout.mode is not Mode.COLOCATE:
+        return
+    beyond = layout.rollout_gpus > layout.train_gpus
+    if way == "nccl":
+        reason = "nccl takes no two ranks on one GPU, and trainer and engines share some"
+    elif way == "tensor" and beyond:
+        reason = "tensor reaches no engine on GPUs that the trainer does not have"
+    else:
+        return
+    raise ConfigError(
+        f"weights cannot go from the trainer to the engines of {layout.line()}: {reason}",
+        place="--colocate",
+        remedy="--update-weight-transport disk"
+        + (f", or --rollout-num-gpus {layout.train_gpus} at most" if beyond else ", or leave it out"),
+    )
 
 
 def _check_slots(one: EngineSlots, layout: Layout) -> None:

@@ -14,12 +14,12 @@ from typing import cast
 
 from slime.config import Config
 from slime.config.device_sharing import DeviceSharing, share_devices
-from slime.config.weight_movement import weight_movement
+from slime.config.weight_movement import choose_transport, weight_movement
 from slime.errors import ConfigError
 from slime.ray.delivery import Way
 from slime.ray.engine_pool import EnginePool
 from slime.ray.hands import Hands
-from slime.ray.layout import EngineSlots, Layout
+from slime.ray.layout import EngineSlots, Layout, check_shared_gpus
 from slime.ray.placement import Placement, is_placed, layout_of_run, place
 from slime.ray.ports import own_address
 from slime.ray.routers import Routers
@@ -130,7 +130,7 @@ def plan_serving(config: Config) -> ServingPlan:
     engines = topology.num_engines
     if kind == "embedded" and not placed:
         config = _on_shared_cores(config, max(1, engines))
-    return ServingPlan(
+    plan = ServingPlan(
         config=config,
         kind=kind,
         sharing=sharing,
@@ -139,6 +139,10 @@ def plan_serving(config: Config) -> ServingPlan:
         topology=topology,
         externals=externals,
     )
+    if placed:
+        one_machine = plan.way(ROLLOUT).one_machine
+        check_shared_gpus(layout, choose_transport(config.weights, one_machine=one_machine))
+    return plan
 
 
 def of_kind(config: Config, kind: EngineKind) -> Config:

@@ -115,9 +115,6 @@ def test_every_gpu_has_one_engine_at_most_and_every_engine_one_node_or_whole_one
     assert len({bundle.index for bundle in seating.train}) == layout.train_gpus
     if mode is Mode.SEPARATE:
         assert not set(taken) & {bundle.index for bundle in seating.train}
-    shared = {one.name for one in seating.engines if one.is_shared}
-    both = {bundle.index for bundle in seating.train}
-    assert shared == {one.name for one in seating.engines if {b.index for b in one.bundles} & both}
 
 
 def test_an_engine_that_would_straddle_two_nodes_is_refused_with_the_remedy():

@@ -9,7 +9,7 @@ from slime.config.device_sharing import share_devices
 from slime.config.weight_movement import choose_transport, request_fields
 from slime.errors import ConfigError
 from slime.ray.placement import layout_of_run
-from slime.ray.serving import EVALUATION, ROLLOUT, ServingPlan, of_kind
+from slime.ray.serving import EVALUATION, ROLLOUT, ServingPlan, of_kind, plan_serving
 from slime.serving.external import Expected, discover
 from slime.serving.topology import ServedModel, ServerGroup, Topology, single_model
 from slime.serving.topology_flags import topology_of_run
@@ -80,3 +80,37 @@ def test_adapters_are_named_by_requests_to_external_engines_that_take_them(tmp_p
     overlapping = load_config([*flags, "--async-training"])
     with pytest.raises(ConfigError, match="lora cannot replace an adapter under rollouts that go on"):
         of_kind(overlapping, "sglang")
+
+
+MORE = "--colocate --rollout-num-gpus 2"
+DISK = "--update-weight-transport disk --update-weight-disk-dir weights"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (
+            MORE,
+            r"of 2 GPUs \(trainer 1, engines 2; colocate\): nccl takes no two(.|\n)*--rollout-num-gpus 1 at",
+        ),
+        (f"{MORE} --update-weight-transport tensor", "tensor reaches no engine on GPUs that the trainer"),
+        ("--colocate --update-weight-transport nccl", "nccl takes no two ranks(.|\n)*or leave it out"),
+    ],
+)
+def test_engines_that_no_weights_would_reach_on_shared_gpus_are_refused(tmp_path, flags, reason):
+    config = load_config([*words(tmp_path), *flags.split(), "--place-on-gpus"])
+    with pytest.raises(ConfigError, match=f"--colocate: weights cannot go(.|\n)*{reason}"):
+        plan_serving(config)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"{MORE} {DISK} --place-on-gpus",
+        f"{MORE} --no-place-on-gpus",
+        "--colocate --place-on-gpus",
+        "--rollout-num-gpus 2 --place-on-gpus",
+    ],
+)
+def test_engines_that_weights_reach_are_not(tmp_path, flags):
+    assert plan_serving(load_config([*words(tmp_path), *flags.split()])).specs

@@ -100,13 +100,13 @@ def parse(argv: list[str]) -> Request:
     """
     words = ["--sglang-config" + word.removeprefix("--config") if _is_config(word) else word for word in argv]
     rows = _flags()
-    foreign = foreign_flags(words, rows)
+    foreign = foreign_flags(words, rows, in_run=False)
     parsed = parse_values(words, [*rows, *foreign.usable()], _PROG, foreign.refusals())
     values = parsed.values | {"rollout_engine": foreign.engine}
     names = {item.name for item in dataclasses.fields(ServingConfig)}
     serving = ServingConfig(**{name: value for name, value in values.items() if name in names})
     options = Options(**{item.name: values[item.name] for item in dataclasses.fields(Options)})
-    topology, warnings = topology_of(serving, model_path=options.hf_checkpoint, trains=False)
+    topology, warnings = topology_of(serving, model_path=options.hf_checkpoint, trains=False, in_run=False)
     _check(topology, serving)
     return Request(
         options=options,
@@ -176,6 +176,8 @@ def _settings(
         sglang=sglang,
         python=serving.sglang_python,
         seed=options.seed,
+        memory_saver=bool(sglang.get("enable_memory_saver")),
+        routed_experts=bool(sglang.get("enable_return_routed_experts")),
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from slime.config import Config
 
 _CHOOSES_SGLANG = ("sglang-python", "sglang-config")
+_NULL = "tag:yaml.org,2002:null"
 _WITH_VALUE = ("sglang-python", "rollout-engine", "config")
 
 
@@ -41,20 +42,23 @@ class ForeignFlags:
     Attributes:
         engine: ``embedded`` or ``sglang``: as given, or by default.
         own: names of slime's flags.
+        in_run: whether engines serve a run, whose flags decide more.
     """
 
     engine: str
     tables: Mapping[Program, ForeignTable]
     own: frozenset[str]
+    in_run: bool = True
 
     def usable(self) -> list[Flag]:
         """Flags that may be given; a name that slime has itself is slime's."""
-        rows = [row for table in self.tables.values() for row in table.usable()]
+        rows = [row for table in self.tables.values() for row in table.usable(in_run=self.in_run)]
         return [row for row in rows if row.name not in self.own]
 
     def refusals(self) -> dict[str, str]:
         """What to do instead of others, by name."""
-        return {name: text for table in self.tables.values() for name, text in table.refusals().items()}
+        tables = [table.refusals(in_run=self.in_run) for table in self.tables.values()]
+        return {name: text for table in tables for name, text in table.items()}
 
     def said(self, program: Program, values: Mapping[str, Any], said: Iterable[str]) -> dict[str, Any]:
         """Values that the user set, by the program's own names."""
@@ -64,26 +68,30 @@ class ForeignFlags:
         return {field: values[row.dest] for field, row in fields.items() if row.dest in said}
 
 
-def foreign_flags(argv: list[str], own: Iterable[Flag]) -> ForeignFlags:
+def foreign_flags(argv: list[str], own: Iterable[Flag], *, in_run: bool = True) -> ForeignFlags:
     """Look at a command line and its ``--config`` file for flags of programs.
 
     Raises:
-        ConfigError: one is given of SGLang, and that is not installed.
+        ConfigError: one is given of SGLang, and that is not installed; or there is no such engine.
     """
-    words = _mentioned(argv)
-    names = frozenset(row.name for row in own)
+    words, nulls = _mentioned(argv)
+    rows = {row.name: row for row in own}
+    names = frozenset(rows)
     foreign = {program: _first_of(program, words, names) for program in PROGRAMS}
     python, engine = words.get("sglang-python"), words.get("rollout-engine")
-    if engine is None:
+    if engine is not None:
+        rows["rollout-engine"].check(engine, "--rollout-engine")
+    else:
         chosen = foreign["sglang"] or any(name in words for name in _CHOOSES_SGLANG)
         engine = "sglang" if chosen or (gpu_present() and _installed_here()) else "embedded"
+    named = {program: foreign[program] or _first_of(program, nulls, names) for program in PROGRAMS}
     wanted = [
         program
         for program in PROGRAMS
-        if foreign[program] or (engine == "sglang" and installed_version(program, python) is not None)
+        if named[program] or (engine == "sglang" and installed_version(program, python) is not None)
     ]
-    tables = {program: _table(program, engine, python, foreign[program]) for program in wanted}
-    return ForeignFlags(engine, tables, names)
+    tables = {program: _table(program, engine, python, named[program]) for program in wanted}
+    return ForeignFlags(engine, tables, names, in_run)
 
 
 def engine_installed(config: Config, given: frozenset[str]) -> Iterator[Problem]:
@@ -117,8 +125,11 @@ def _first_of(program: Program, words: Iterable[str], own: frozenset[str]) -> st
     return next((word for word in words if word.startswith(f"{program}-") and word not in own), None)
 
 
-def _mentioned(argv: list[str]) -> dict[str, str | None]:
-    """Names of the flags that are given, with the value of those that decide here; the command line wins."""
+def _mentioned(argv: list[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Names of the flags that are given, with the value of those that decide here; the command line wins.
+
+    And names that a file gives as null: flags at their default.
+    """
     found: dict[str, str | None] = {}
     for word, following in zip_longest(argv, argv[1:]):
         name, has_value, value = word.removeprefix("--").partition("=")
@@ -126,8 +137,10 @@ def _mentioned(argv: list[str]) -> dict[str, str | None]:
             found[name] = value if has_value else following if name in _WITH_VALUE else None
     config_file = found.get("config")
     if config_file is None:
-        return found
-    return {flag_name(key): str(value.value) for key, value in yaml_entries(Path(config_file))} | found
+        return found, []
+    entries = [(flag_name(key), value) for key, value in yaml_entries(Path(config_file))]
+    nulls = [name for name, value in entries if value.tag == _NULL]
+    return {name: str(value.value) for name, value in entries if name not in nulls} | found, nulls
 
 
 def _installed_here() -> bool:

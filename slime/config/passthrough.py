@@ -37,10 +37,9 @@ _REGISTERS = "slime tells the router of its engines itself"
 MANAGED: dict[Program, dict[str, str]] = {
     "sglang": {
         "model_path": "give --hf-checkpoint, or `model_path` in --sglang-config",
-        "config": "give the flags themselves, in --config if you like",
+        "config": "give the flags themselves",
         "trust_remote_code": "it is always set",
         "random_seed": "give --seed; each engine gets its own from it",
-        "enable_memory_saver": "give --offload-rollout",
         "tp_size": "give --rollout-num-gpus-per-engine, the product with --sglang-pipeline-parallel-size",
         "nnodes": "give --rollout-num-gpus-per-engine and --num-gpus-per-node",
         "host": _BY_SLIME,
@@ -52,19 +51,31 @@ MANAGED: dict[Program, dict[str, str]] = {
         "nccl_port": _BY_SLIME,
         "weight_version": "slime counts versions",
         "skip_server_warmup": "it is always set",
-        "enable_return_routed_experts": "give --use-rollout-routing-replay",
     },
     "router": {
         "host": "give --sglang-router-ip for a router that runs already",
         "port": "give --sglang-router-port",
         "worker_urls": _REGISTERS,
-        "pd_disaggregation": "give --prefill-num-servers or --sglang-config",
+        "pd_disaggregation": "--sglang-config says it, or --prefill-num-servers of a run",
         "prefill": _REGISTERS,
         "decode": _REGISTERS,
         "service_discovery": _REGISTERS,
         "request_timeout_secs": "give --sglang-router-request-timeout-secs",
     },
 }
+MANAGED_IN_RUNS: dict[Program, dict[str, str]] = {
+    "sglang": {
+        "enable_memory_saver": "give --offload-rollout",
+        "enable_return_routed_experts": "give --use-rollout-routing-replay",
+    },
+    "router": {},
+}
+"""What follows from other flags of a run; engines that are only served may have it."""
+
+
+def managed(program: Program, *, in_run: bool) -> dict[str, str]:
+    """What to do instead of giving a field that slime sets itself, by field."""
+    return MANAGED[program] | (MANAGED_IN_RUNS[program] if in_run else {})
 
 
 @dataclass(frozen=True)
@@ -87,15 +98,15 @@ class ForeignTable:
         start = len(self.program) + 1
         return {row.dest[start:]: row for row in reversed(self.flags)}
 
-    def usable(self) -> list[Flag]:
+    def usable(self, *, in_run: bool = True) -> list[Flag]:
         """Those that a user may give."""
-        managed = MANAGED[self.program]
-        return [row for row in self.flags if row.dest[len(self.program) + 1 :] not in managed]
+        refused = self.refusals(in_run=in_run)
+        return [row for row in self.flags if row.name not in refused]
 
-    def refusals(self) -> dict[str, str]:
+    def refusals(self, *, in_run: bool = True) -> dict[str, str]:
         """What to do instead of giving a flag that slime sets, by name."""
-        managed, start = MANAGED[self.program], len(self.program) + 1
-        return {row.name: managed[row.dest[start:]] for row in self.flags if row.dest[start:] in managed}
+        fields, start = managed(self.program, in_run=in_run), len(self.program) + 1
+        return {row.name: fields[row.dest[start:]] for row in self.flags if row.dest[start:] in fields}
 
     def check(self, field: str, value: Any, place: str) -> Any:
         """The value of a field in its type, for files that name fields instead of flags.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 from slime.config.flags import flags_of
-from slime.config.passthrough import MANAGED, ForeignTable
+from slime.config.passthrough import ForeignTable, managed
 from slime.config.sections import EngineConfig
 from slime.errors import ConfigError
 from slime.serving.yaml_nodes import nearest
@@ -78,11 +78,12 @@ class SglangRules:
 
     Args:
         table: flags of the installed SGLang; None where there is none here, and any name passes.
+        in_run: whether the engines serve a run.
     """
 
-    def __init__(self, table: ForeignTable | None) -> None:
+    def __init__(self, table: ForeignTable | None, *, in_run: bool = True) -> None:
         self._table = table
-        self._managed = MANAGED["sglang"] | dict(BY_TOPOLOGY)
+        self._managed = managed("sglang", in_run=in_run) | dict(BY_TOPOLOGY)
 
     def setting(self, name: str, value: Any) -> Complaint | None:
         """As OverrideRules."""

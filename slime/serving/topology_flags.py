@@ -18,7 +18,12 @@ from slime.serving.topology_yaml import Given, read_topology
 
 
 def topology_of(
-    serving: ServingConfig, *, model_path: str | None, default_gpus: int = 1, trains: bool = True
+    serving: ServingConfig,
+    *,
+    model_path: str | None,
+    default_gpus: int = 1,
+    trains: bool = True,
+    in_run: bool = True,
 ) -> tuple[Topology, list[Problem]]:
     """The topology that flags say, and warnings.
 
@@ -26,11 +31,12 @@ def topology_of(
         model_path: --hf-checkpoint.
         default_gpus: GPUs of the engines where --rollout-num-gpus does not say it.
         trains: whether a trainer sends weights.
+        in_run: whether it serves a run.
 
     Raises:
         ConfigError: what cannot be laid out; of a file, all that is wrong with it.
     """
-    rules = rules_of(serving)
+    rules = _rules_of(serving, in_run=in_run)
     if serving.sglang_config is not None:
         given = Given(
             model_path=model_path,
@@ -70,13 +76,13 @@ def topology_of_run(config: Config) -> tuple[Topology, list[Problem]]:
     )
 
 
-def rules_of(serving: ServingConfig) -> OverrideRules:
-    """What engines of the run's kind may be told."""
+def _rules_of(serving: ServingConfig, *, in_run: bool) -> OverrideRules:
+    """What engines of the kind may be told."""
     if serving.rollout_engine != "sglang":
         return EmbeddedRules()
     python = serving.sglang_python
     is_installed = installed_version("sglang", python) is not None
-    return SglangRules(table_of("sglang", python) if is_installed else None)
+    return SglangRules(table_of("sglang", python) if is_installed else None, in_run=in_run)
 
 
 def _check_counts(serving: ServingConfig, gpus: int, rules: OverrideRules) -> None:

@@ -12,8 +12,13 @@ import pytest
 
 from slime.cli.serve import main
 from slime.cli.serve_topology import choose_router, parse
+from slime.config.serving_sections import ServingConfig
 from slime.errors import ConfigError, EngineError
+from slime.serving.engine_specs import plan_engines
+from slime.serving.launch import Stand, sglang_launch
 from slime.serving.router_client import RouterClient
+from slime.serving.topology_flags import topology_of
+from tests.config.fake_engine import fake_python
 from tests.serving.routing import ask, background_router, engines
 from tests.serving.wire import wait_for
 from tests.tiny import tiny_model_dir
@@ -59,6 +64,36 @@ def test_a_router_that_runs_is_the_first_models(topology):
     first, second = (choose_router(model, request) for model in request.topology.models)
     assert (first.running_url, first.plan) == ("http://10.0.0.1:7777", None)
     assert second.running_url is None
+
+
+@pytest.fixture
+def sglang_words(tmp_path):
+    """A topology of one group, which gives what a run's flags stand for, and an SGLang."""
+    path = tmp_path / "sglang.yaml"
+    path.write_text(TOPOLOGY.replace("max_running_requests: 3", "enable_return_routed_experts: true"))
+    return ["--config", str(path), "--hf-checkpoint", "m", "--sglang-python", fake_python(tmp_path)]
+
+
+def test_what_no_flag_of_a_run_stands_for_is_given_itself(sglang_words):
+    words = ["--sglang-enable-return-routed-experts", "--sglang-enable-memory-saver"]
+    request = parse([*sglang_words, *words])
+    launch = sglang_launch(plan_engines(request.topology)[0], request.settings, Stand())
+    assert (launch.return_routed_experts, launch.memory_saver) == (True, True)
+
+
+def test_one_group_may_have_it(sglang_words):
+    request = parse(sglang_words)
+    launch = sglang_launch(plan_engines(request.topology)[0], request.settings, Stand())
+    assert (launch.return_routed_experts, launch.memory_saver) == (False, False)
+    assert launch.overrides == {"enable_return_routed_experts": True}
+
+
+def test_a_run_refuses_it_in_a_topology_too(sglang_words):
+    serving = ServingConfig(
+        rollout_engine="sglang", sglang_python=sglang_words[-1], sglang_config=sglang_words[1]
+    )
+    with pytest.raises(ConfigError, match="give --use-rollout-routing-replay"):
+        topology_of(serving, model_path="m")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ class ServerArgs:
         add("--mem-fraction-static", type=float, help="a share, 100%% at most (%(default)s)")
         add("--attention-backend", choices=["triton", "torch_native"])
         add("--enable-metrics", action="store_true")
+        add("--enable-memory-saver", action="store_true")
+        add("--enable-return-routed-experts", action="store_true")
         add("--disable-overlap", dest="overlap", action="store_false")
         add("--strict", action=argparse.BooleanOptionalAction, default=True)
         add("--cuda-graph-bs", type=int, nargs="+")

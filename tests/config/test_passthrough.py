@@ -94,6 +94,8 @@ def test_every_spelling_of_a_flag_is_one_flag(argv):
         (["--sglang-tp-size", "2"], "slime sets 'sglang-tp-size'(.|\n)*--rollout-num-gpus-per-engine"),
         (["--sglang-tensor-parallel-size", "2"], "--rollout-num-gpus-per-engine"),
         (["--sglang-model-path", "x"], "give --hf-checkpoint"),
+        (["--sglang-enable-memory-saver"], "give --offload-rollout"),
+        (["--sglang-enable-return-routed-experts"], "give --use-rollout-routing-replay"),
         (["--router-host", "x"], "slime sets 'router-host'(.|\n)*--sglang-router-ip"),
         (["--router-policy", "best"], "must be one of random, cache_aware, consistent_hashing"),
         (["--router-polcy", "random"], "did you mean 'router-policy'?"),
@@ -231,3 +233,25 @@ def test_fields_of_a_topology_are_checked_by_the_same_table(python, base):
         table.check("page_sise", 1, "here")
     with pytest.raises(ConfigError, match="here: page_size: must be one of 1, 64"):
         table.check("page_size", 2, "here")
+
+
+def test_null_in_a_file_is_the_default(base, tmp_path):
+    file = tmp_path / "run.yaml"
+    deciding = "rollout-engine: null\nsglang-python: ~\nsglang_config:\n"
+    file.write_text(deciding)
+    config = load_config([*base, "--config", str(file)])
+    assert (config.serving.rollout_engine, config.serving.sglang_python) == ("embedded", None)
+    python = fake_python(tmp_path)
+    file.write_text(deciding + "sglang-page-size: null\n")
+    words = [*base, "--config", str(file), "--rollout-engine", "embedded", "--sglang-python", python]
+    config = load_config(words)
+    assert (config.serving.rollout_engine, config.serving.sglang_python) == ("embedded", python)
+
+
+@pytest.mark.parametrize("name", ["null", "vllm"])
+def test_an_engine_that_is_none_is_refused_with_those_that_are(base, tmp_path, name):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"rollout-engine: '{name}'\n")
+    for words in (["--config", str(file)], ["--rollout-engine", name]):
+        text = refused([*base, *words])
+        assert f"--rollout-engine: must be one of embedded, sglang; got '{name}'" in text

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slime.errors import EngineError, EngineRequestError, EngineUnavailableError, ModelError
+from slime.errors import CheckpointError, EngineError, EngineRequestError, EngineUnavailableError, ModelError
 from slime.serving.embedded.protocol import flag, parse_json
 from slime.serving.embedded.sampling import integer
 from slime.serving.embedded.state import STATE, ServerState, json_response
@@ -135,7 +135,7 @@ async def _answer(action: Callable[[], None], message: str, **more: object) -> w
         await asyncio.to_thread(action)
     except EngineUnavailableError:
         raise
-    except (ModelError, EngineError) as error:
+    except (ModelError, CheckpointError, EngineError) as error:
         return _refused(str(error))
     return json_response({"success": True, "message": message, **more})
 

@@ -134,7 +134,7 @@ class WeightUpdater:
         """Bring a folder of this machine to a published version; deltas begin from the model that was loaded.
 
         Raises:
-            ModelError: another version, another base, or broken bytes.
+            ModelError: another version, another base, or broken bytes. CheckpointError: no space.
         """
         from slime.serving.weights.delta.apply import pull
 

@@ -71,13 +71,19 @@ class DiskTransport:
         self._paths: dict[str, Path] = {}
 
     def stage(self, update: Update) -> None:
-        """Write the version, and let it be pulled."""
+        """Write the version, and let it be pulled.
+
+        Raises:
+            CheckpointError: a folder cannot be written. ModelError: see `pull`.
+            DeadlineError: writing took all of the time; it is not the engines that are late.
+        """
         folder = self._publisher.publish(update)
         endpoints = [engine.endpoint for engine in update.crew.members]
         if self._after_write is not None:
             self._after_write(folder, endpoints)
         self._folder = folder
         self._paths = {endpoint.name: folder for endpoint in endpoints}
+        update.crew.deadline.check()
         if self._local is None:
             return
         body = {
@@ -91,7 +97,8 @@ class DiskTransport:
 
         pulled = update.crew.each("pull", pull_there)
         if self._publisher.needs_local and not all(pulled.values()):
-            pull(folder, self._local, str(update.version), self._checkpoint)
+            left = update.crew.deadline.left
+            pull(folder, self._local, str(update.version), self._checkpoint, patience=left)
         for name, has_pulled in pulled.items():
             if has_pulled or self._publisher.needs_local:
                 self._paths[name] = self._local

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import resource
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -86,6 +87,17 @@ def engines(folder, count=1, config=CONFIG):
             (handle, EngineEndpoint(name=f"engine-{i}", url=handle.url, kind="embedded"))
             for i, handle in enumerate(handles)
         ]
+
+
+@contextlib.contextmanager
+def no_room():
+    """This process can write no file of more than some bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @contextlib.contextmanager

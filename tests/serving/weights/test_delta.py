@@ -16,19 +16,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.errors import ModelError
+from slime.errors import CheckpointError, ModelError
+from slime.serving.endpoint import EngineEndpoint
 from slime.serving.weights.client import Deadline
 from slime.serving.weights.crew import Crew
-from slime.serving.weights.delta import apply as delta_apply
 from slime.serving.weights.delta.apply import pull
 from slime.serving.weights.delta.checksum import checksum_of, compressed, decompressed
 from slime.serving.weights.delta.encoding import apply, encode
 from slime.serving.weights.delta.publisher import DeltaPublisher
+from slime.serving.weights.disk import DiskTransport
+from slime.serving.weights.full import FullPublisher
 from slime.serving.weights.layout import read_layout, read_tensor
 from slime.serving.weights.outgoing import WireForm
 from slime.serving.weights.transport import Update
 from slime.serving.weights.version_folder import read_index, remove_version
-from tests.serving.weights.pool import ModelSource
+from slime.utils.capabilities import capabilities_of
+from tests.serving.weights.pool import ModelSource, no_room
 from tests.tiny import tiny_model, tiny_model_dir
 
 ENCODINGS = ["xor", "overwrite"]
@@ -95,6 +98,9 @@ class Run:
         return DeltaPublisher(
             self.root, self.seed, self.stored, shard_size=20_000, encoding=encoding, checksum=checksum
         )
+
+    def full(self):
+        return FullPublisher(self.root, self.seed, self.stored, shard_size=20_000)
 
     def publish(self, publisher, version):
         weights = WireForm(self.stored, None).outgoing(self.source.weights())
@@ -228,15 +234,44 @@ def test_a_folder_of_the_users_is_not_replaced(run):
     assert (run.local / "precious").read_text() == "x"
 
 
-def test_a_folder_that_another_process_holds_is_waited_for_by_a_deadline(run, monkeypatch):
+def test_a_folder_that_another_process_holds_is_waited_for_by_a_deadline(run):
     folder, _ = run.publish(run.publisher(), 1)
-    monkeypatch.setattr(delta_apply, "LOCK_SECONDS", 0.2)
     run.local.parent.mkdir(parents=True)
     with run.local.with_name(".local.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ModelError, match="held by another process for 0.2 s"):
-            pull(folder, run.local, "1", run.seed)
+            pull(folder, run.local, "1", run.seed, patience=0.2)
     pull(folder, run.local, "1", run.seed)
+    run.check()
+
+
+def test_a_trainer_waits_for_the_folder_no_longer_than_its_update_may_take(run):
+    cannot_pull = capabilities_of({"version": "0.5.15"}, frozenset(), "engine")
+    engine = EngineEndpoint(name="e", url="http://127.0.0.1:1", kind="sglang")
+    crew = Crew([engine], Deadline(1.0, "a test"), {"e": cannot_pull})
+    weights = WireForm(run.stored, None).outgoing(run.source.weights())
+    transport = DiskTransport(run.publisher(), checkpoint=run.seed, local=run.local, keeps_files=True)
+    run.local.parent.mkdir(parents=True)
+    with run.local.with_name(".local.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ModelError, match=r"held by another process for 0\.\d+ s"):
+            transport.stage(Update(1, weights, crew, "abort"))
+
+
+@pytest.mark.parametrize("is_delta", [True, False])
+def test_a_disk_that_is_full_is_told_by_its_folder_and_nothing_half_made_stays(run, is_delta):
+    publisher = run.publisher()
+    first, _ = run.publish(publisher, 1)
+    pull(first, run.local, "1", run.seed)
+    before = run.local.resolve()
+    run.source.change(2)
+    second, _ = run.publish(publisher if is_delta else run.full(), 2)
+    with no_room(), pytest.raises(CheckpointError, match="cannot take version 2") as caught:
+        pull(second, run.local, "2", run.seed)
+    assert caught.value.place == str(run.local)
+    assert run.local.resolve() == before
+    assert [*run.local.parent.glob(".local.at-*")] == [before]
+    pull(second, run.local, "2", run.seed)
     run.check()
 
 

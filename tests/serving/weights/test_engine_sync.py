@@ -1,6 +1,5 @@
 """Weights by each way into embedded engines: what they compute then, whom an update leaves out, and why."""
 
-import resource
 import threading
 import time
 
@@ -20,6 +19,7 @@ from tests.serving.weights.pool import (
     engines,
     expected,
     hanging,
+    no_room,
     scores,
 )
 from tests.serving.wire import call, ok
@@ -328,17 +328,8 @@ def test_names_that_the_engines_checkpoint_lacks_are_told(folder):
         assert pool[0][1].url in str(caught.value)
 
 
-@pytest.fixture
-def no_room():
-    """This process can write no file of more than some bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_shared_memory_that_is_too_small_is_found_before_engines_pause(folder, no_room):
-    with engines(folder) as pool:
+def test_shared_memory_that_is_too_small_is_found_before_engines_pause(folder):
+    with engines(folder) as pool, no_room():
         before = scores(pool[0][1].url)
         sync = make(folder, ModelSource(tiny_model(seed=3)), "tensor", engine_kind="sglang")
         sync.connect([endpoint for _, endpoint in pool])
@@ -408,3 +399,24 @@ def test_the_probe_computes_while_the_weights_are_lent_on_all_ranks_before_they_
             orders.append(order)
             sync.close()
     assert orders == [[("probe", True, 0)]] * 2
+
+
+def test_a_trainer_that_is_late_with_its_files_loses_no_engine(folder, tmp_path):
+    source = StrikingSource(tiny_model(seed=0))
+    source.strike = lambda: time.sleep(2.0)
+    files = {"update_weight_disk_dir": str(tmp_path / "published"), "update_weight_mode": "delta"}
+    with engines(folder) as pool:
+        before = scores(pool[0][1].url)
+        sync = make(
+            folder,
+            source,
+            "disk",
+            timeout=2.0,
+            update_weight_local_checkpoint_dir=str(tmp_path / "l"),
+            **files,
+        )
+        sync.connect([endpoint for _, endpoint in pool])
+        with pytest.raises(DeadlineError, match="update-timeout"):
+            sync.update(1, "abort")
+        assert scores(pool[0][1].url) == before
+        sync.close()

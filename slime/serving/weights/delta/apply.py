@@ -2,7 +2,7 @@
 
 Invariant: `local` is a link to a folder that is one whole version, at every moment: the next one is made
 beside it, each changed tensor is checked against its checksum there, and the link is replaced in one step. A
-crash leaves the old version, and remains that the next call clears away. Knows files only.
+failure leaves the old version; a crash leaves remains too, which the next call clears away. Knows files only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from slime.errors import ModelError
+from slime.errors import CheckpointError, ModelError
 from slime.serving.weights.delta.checksum import checksum_of, decompressed
 from slime.serving.weights.delta.encoding import apply
 from slime.serving.weights.layout import header_metadata, read_layout
@@ -30,35 +30,51 @@ LOCK_POLL_SECONDS = 0.05
 _MARKER = ".slime-version.json"
 
 
-def pull(source: Path, local: Path, version: str, seed: Path) -> None:
+def pull(source: Path, local: Path, version: str, seed: Path, *, patience: float = LOCK_SECONDS) -> None:
     """Make `local` the version that is published in `source`, a delta or a whole folder.
 
     Args:
         local: where engines load from; only a folder that `pull` made, or an empty one, is replaced.
         seed: the checkpoint that deltas begin from.
+        patience: seconds for others to be done with the folder.
 
     Raises:
         ModelError: `source` is another version; the base of its delta is not what `local` has; a tensor's
-            bytes are not those that its checksum tells. `local` is what it was.
+            bytes are not those that its checksum tells; another process has the folder. `local` is what it
+            was.
+        CheckpointError: no space, or no rights. `local` is what it was.
     """
     index = read_index(source)
     if index.get("version") != version:
         raise ModelError(f"holds version {index.get('version')}, not {version}", place=str(source))
     local = local.absolute()
-    local.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(local):
-        held = _held(local)
-        if held.get("id") == index.get("id"):
-            return
-        _clear(local)
-        beside = _beside(local, f"{version}-{index.get('id')}")
+    try:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(local, patience):
+            _replace(source, local, index, seed)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot take version {version}: {error}",
+            place=str(local),
+            remedy="free some space, or another --update-weight-local-checkpoint-dir",
+        ) from error
+
+
+def _replace(source: Path, local: Path, index: Mapping[str, Any], seed: Path) -> None:
+    held = _held(local)
+    if held.get("id") == index.get("id"):
+        return
+    _clear(local)
+    beside = _beside(local, f"{index['version']}-{index.get('id')}")
+    try:
         if "delta_encoding" in index:
             _patched(source, _base(index, held, local, seed), beside, index)
         else:
             shutil.copytree(source, beside)
-        marker = {"version": version, "id": index.get("id")}
+        marker = {"version": index["version"], "id": index.get("id")}
         (beside / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
         _swap(local, beside)
+    finally:
         _clear(local)
 
 
@@ -163,18 +179,18 @@ def _clear(local: Path) -> None:
 
 
 @contextmanager
-def _locked(local: Path) -> Iterator[None]:
+def _locked(local: Path, patience: float) -> Iterator[None]:
     """One at a time: engines of a machine may share the folder.
 
     Raises:
-        ModelError: another process has it for longer than any update takes.
+        ModelError: another process has it for longer.
     """
-    end = time.monotonic() + LOCK_SECONDS
+    end = time.monotonic() + patience
     with local.with_name(f".{local.name}.lock").open("w") as file:
         while not _taken(file):
             if time.monotonic() > end:
                 raise ModelError(
-                    f"is held by another process for {LOCK_SECONDS:g} s",
+                    f"is held by another process for {patience:.3g} s",
                     place=str(local),
                     remedy="end what writes there, or give each engine's machine a folder of its own "
                     "(--update-weight-local-checkpoint-dir)",

@@ -8,7 +8,7 @@ MODEL := models/smollm2-135m-instruct
 TOKENIZERS := .cache/tokenizers
 RUN ?= runs/quickstart
 # Most tests wait for processes and clocks, so several files run at once; each computes on one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 SEED ?= 1234
 export HF_HUB_OFFLINE = 1
 # npm trusts what the system trusts.

@@ -44,6 +44,17 @@ def request_fields(args: Any) -> dict[str, Any]:
     return {"lora_path": ADAPTER} if adapters and is_sglang else {}
 
 
+def frozen_urls(args: Any) -> frozenset[str]:
+    """Base URLs of the models that take no weights of the trainer.
+
+    Args:
+        args: the flags by name, with the models that a run was connected to.
+    """
+    routers = getattr(args, "sglang_model_routers", None) or {}
+    frozen = getattr(args, "sglang_frozen_models", ())
+    return frozenset(f"http://{host}:{port}" for name, (host, port) in routers.items() if name in frozen)
+
+
 def unused_by_weights(config: Config) -> list[tuple[str, object, str]]:
     """Dest, whether it is used, what it needs."""
     weights = config.weights

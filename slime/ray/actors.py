@@ -127,7 +127,8 @@ class Actors:
         if self._pool is not None:
             if not self._shares_gpus:
                 self._pool.finish_start(awaits_weights=self.trains)
-            connected = self._manager.connect.remote(self._pool.addresses(), serving.sharers)
+            addresses = self._pool.addresses()
+            connected = self._manager.connect.remote(addresses, serving.sharers, serving.frozen)
             self._wait_at_start("connection to the engines", connected)
         self._launch_evaluation()
         if self._trainer is not None:

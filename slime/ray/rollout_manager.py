@@ -70,17 +70,21 @@ class RolloutManager:
         if has_rewards and self._args.load_debug_rollout_data is None:
             check_reward_source(self._args, dataset.samples if dataset is not None else None)
 
-    def connect(self, addresses: Mapping[str, tuple[str, int]], engines: int) -> None:
+    def connect(
+        self, addresses: Mapping[str, tuple[str, int]], engines: int, frozen: Sequence[str] = ()
+    ) -> None:
         """Ask engines there from now on: host and port by model, the default one first.
 
         Args:
             engines: how many share the rollouts of the default model.
+            frozen: models that take no weights of the trainer.
         """
         host, port = next(iter(addresses.values()))
         self._args = self._args.with_values(
             sglang_router_ip=host,
             sglang_router_port=port,
             sglang_model_routers=dict(addresses),
+            sglang_frozen_models=tuple(frozen),
             rollout_num_engines=engines,
         )
 

@@ -70,6 +70,12 @@ class ServingPlan:
         return sum(model == self.topology.default.name and kind in _DECODE for model, kind in engines)
 
     @property
+    def frozen(self) -> tuple[str, ...]:
+        """Models that take no weights of the trainer."""
+        trained = {spec.model for spec in self.specs if spec.update_weights}
+        return tuple(sorted({spec.model for spec in self.specs} - trained))
+
+    @property
     def generates(self) -> bool:
         """Whether anything serves."""
         return not self.config.train_only

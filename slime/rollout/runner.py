@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slime.config.weight_movement import request_fields
+from slime.config.weight_movement import frozen_urls, request_fields
 from slime.errors import ConfigError
 from slime.rollout.boundary import check_trainable, checked_siblings, vocabulary_size
 from slime.rollout.events import NO_LOG, EventLog
@@ -99,7 +99,7 @@ class RolloutRunner:
         self._timeout = rollout_seconds(args)
         self._vocab_size = vocabulary_size(getattr(args, "hf_checkpoint", None))
         self._turn_timeout: float | None = getattr(args, "turn_timeout", None)
-        self._request_fields = request_fields(args)
+        self._request_fields, self._frozen = request_fields(args), frozen_urls(args)
         self._retries = int(getattr(args, "rollout_retries", None) or 0)
         self._masks_kept = bool(getattr(args, "mask_offpolicy_in_partial_rollout", False))
         self._rewarder = Rewarder(args, grace)
@@ -154,7 +154,8 @@ class RolloutRunner:
         base.rollout_id = base.index if base.rollout_id is None else base.rollout_id
         name = f"rollout {base.rollout_id} (group {base.group_index})"
         stop = stop or GroupStop()
-        scope = stop.hold(RequestScope(timeout=self._turn_timeout, fields=self._request_fields))
+        fields, frozen = self._request_fields, self._frozen
+        scope = stop.hold(RequestScope(timeout=self._turn_timeout, fields=fields, frozen=frozen))
         scope.on_call = lambda ended: self._log.call(base, ended)
         with self._inflight.track(name, "queued", scope=scope) as entry:
             run = _Run(

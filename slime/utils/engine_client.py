@@ -153,7 +153,9 @@ class EngineClient:
             return parse_generation(scope.refuse(), self.url)
         if scope.timeout is not None:
             timeout = min(timeout, scope.timeout)
-        return await self._generate_in(scope, rid, {**scope.fields, **body}, headers, timeout, on_tokens)
+        return await self._generate_in(
+            scope, rid, {**scope.fields_at(self.url), **body}, headers, timeout, on_tokens
+        )
 
     async def _generate_in(
         self,

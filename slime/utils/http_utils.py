@@ -70,8 +70,9 @@ async def post(
         return scope.refuse()
     from slime.utils.engine_client import EngineClient
 
-    payload = {"rid": uuid.uuid4().hex, **scope.fields} | payload
-    engine, prompt = EngineClient(url.removesuffix("/generate")), payload.get("input_ids") or ()
+    engine = EngineClient(url.removesuffix("/generate"))
+    payload = {"rid": uuid.uuid4().hex, **scope.fields_at(engine.url)} | payload
+    prompt = payload.get("input_ids") or ()
     with scope.holding(str(payload["rid"]), engine.abort, len(prompt)) as call:
         try:
             async with asyncio.timeout(scope.timeout):

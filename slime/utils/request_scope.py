@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,7 @@ class RequestScope:
         timeout: most seconds that one call may take, or None.
         on_call: told of every call when it ends.
         fields: what each ``/generate`` says besides, where it does not say it itself.
+        frozen: servers of models that the run does not train, by base URL: they get no `fields`.
         stopped: whether no more tokens are wanted.
         interrupted: whether a call, or all work before the first, was ended or refused because of that.
         calls: those in flight, by request id.
@@ -63,12 +64,17 @@ class RequestScope:
     timeout: float | None = None
     on_call: Callable[[Call], None] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    frozen: Collection[str] = ()
     stopped: bool = False
     interrupted: bool = False
     calls: dict[str, Call] = field(default_factory=dict)
     ended: int = 0
     last: Call | None = None
     _aborts: dict[str, Abort] = field(default_factory=dict)
+
+    def fields_at(self, url: str) -> Mapping[str, Any]:
+        """What a ``/generate`` there says besides; `url` is the server's base."""
+        return {} if url in self.frozen else self.fields
 
     @contextlib.contextmanager
     def holding(self, rid: str, abort: Abort, prompt_tokens: int) -> Iterator[Call]:

@@ -3,6 +3,7 @@
 import pytest
 
 from slime.config import load_config
+from slime.config.weight_movement import frozen_urls
 from slime.errors import EngineError
 from slime.ray.rollout_manager import RolloutManager, _check_versions
 from slime.rollout import unfinished
@@ -85,5 +86,6 @@ def test_what_an_engine_sampled_without_weights_of_the_run_does_not_train(monkey
 def test_a_manager_has_the_slots_of_all_engines_that_it_is_connected_to(tmp_path):
     _, made = manager(tmp_path, "slime.rollout.data_source.RolloutDataSourceWithBuffer")
     assert slots_of(made._args) == 512
-    made.connect({"default": ("127.0.0.1", 1), "judge": ("127.0.0.1", 2)}, 3)
+    made.connect({"default": ("127.0.0.1", 1), "judge": ("127.0.0.1", 2)}, 3, ["judge"])
     assert slots_of(made._args) == 3 * 512
+    assert frozen_urls(made._args) == {"http://127.0.0.1:2"}

@@ -114,3 +114,13 @@ def test_engines_that_no_weights_would_reach_on_shared_gpus_are_refused(tmp_path
 )
 def test_engines_that_weights_reach_are_not(tmp_path, flags):
     assert plan_serving(load_config([*words(tmp_path), *flags.split()])).specs
+
+
+def test_models_that_take_no_weights_are_known(tmp_path):
+    topology = tmp_path / "topology.yaml"
+    groups = "server_groups: [{worker_type: regular, num_gpus: 1}]"
+    topology.write_text(
+        f"sglang:\n- {{name: actor, {groups}}}\n- {{name: judge, model_path: other, {groups}}}\n"
+    )
+    flags = ["--sglang-config", str(topology), "--rollout-engine", "embedded", "--no-place-on-gpus"]
+    assert plan_serving(load_config([*words(tmp_path), *flags])).frozen == ("judge",)

@@ -63,6 +63,14 @@ def test_fields_of_a_scope_are_sent_with_each_call_that_does_not_say_otherwise()
     assert answer["output_ids"]
 
 
+def test_models_that_are_not_trained_get_no_fields_of_a_scope():
+    with scripted() as server:
+        scope = RequestScope(fields={"lora_path": "slime"}, frozen={server.url})
+        answer = asyncio.run(in_scope(scope, post(server.url + "/generate", {"input_ids": [5]})))
+        assert answer["output_ids"]
+        assert asyncio.run(in_scope(scope, ask(server.url))).output_ids
+
+
 def test_later_calls_of_a_stopped_scope_get_an_empty_aborted_answer_and_are_not_sent():
     scope = RequestScope(stopped=True)
     with scripted() as server:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from slime.rollout.accounting import Effort, Fate, Ledger
 from slime.rollout.convert import oldest_version
+from slime.rollout.origin import origin_of, with_origin
 from slime.rollout.outcome import Aborted, Failed, Member, MemberGroup, Rollout, failure_reason
 from slime.rollout.pacing import UNBOUNDED
 from slime.rollout.stopping import GroupStop, Stop
@@ -19,14 +20,6 @@ from slime.utils.types import Sample
 
 FIRST_FILLED_ID = 1 << 40
 """Ids for samples whose data source sets none; far from the counters of those that do."""
-_OF_A_RUN = frozenset(
-    {
-        *("weight_version_spans", "start_rollout_id", "cut", "segment", "abort_reason", "failure"),
-        *("before_failure", "raw_reward", "reward_invalid", "trajectory", "truncated", "use_tool"),
-        "ill_formed",
-    }
-)
-"""Metadata that a rollout writes, besides what its hook does."""
 _group_ids = itertools.count(FIRST_FILLED_ID)
 _sample_ids = itertools.count(FIRST_FILLED_ID)
 
@@ -36,7 +29,7 @@ class GroupRun:
     """One submission of a group.
 
     Attributes:
-        fresh: what goes back to the source if the group does not finish.
+        fresh: what goes back to the source if the group does not finish; with how it began, if it had.
         version: the oldest weights that sampled any of it, or under which it starts.
         due: the last step that may train it.
         started, ended: seconds of the scheduler's clock; `ended` is None while it runs.
@@ -92,13 +85,17 @@ class GroupRun:
         pairs = zip(self.rollouts, self.fresh, strict=True)
         return [self._resumable(rollout, fresh) for rollout, fresh in pairs]
 
+    def from_the_start(self) -> MemberGroup:
+        """The group as it was before anything of it was sampled."""
+        return [origin_of(member) for member in self.fresh]
+
     def _resumable(self, rollout: Rollout, fresh: Member) -> Member:
         if rollout.valid:
-            return rollout.member
+            return with_origin(rollout.member, fresh)
         if self._continues(rollout):
             sample = rollout.samples[0]
             sample.remove_sample = False
-            return sample
+            return with_origin(sample, fresh)
         return fresh
 
     def _continues(self, rollout: Rollout) -> bool:
@@ -147,25 +144,6 @@ class GroupRun:
         rollout = self.rollouts[slot]
         tokens, mask = _tokens(rollout.samples), rollout.samples[0].loss_mask or [1]
         return Effort(rollout.timings.total, tokens - (self._kept[slot] if mask[0] else 0))
-
-
-def began_again(member: Member) -> Member:
-    """A rollout as it was before anything was sampled."""
-    first = leaves(member)[0]
-    prompt = [] if isinstance(member, list) else first.tokens[: first.prompt_length]
-    return Sample(
-        group_index=first.group_index,
-        index=first.index,
-        rollout_id=first.rollout_id,
-        prompt=first.prompt,
-        tokens=prompt,
-        multimodal_inputs=first.multimodal_inputs,
-        apply_chat_template_kwargs=first.apply_chat_template_kwargs,
-        label=first.label,
-        metadata={k: v for k, v in first.metadata.items() if k not in _OF_A_RUN},
-        generate_function_path=first.generate_function_path,
-        custom_rm_path=first.custom_rm_path,
-    )
 
 
 def begun_version(members: MemberGroup) -> int | None:

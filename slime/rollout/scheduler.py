@@ -19,9 +19,10 @@ from slime.rollout.collector import Collector, Judge
 from slime.rollout.events import NO_LOG, EventLog
 from slime.rollout.failures import FailureBudget
 from slime.rollout.flight import Flight
-from slime.rollout.group_run import GroupRun, began_again, begun_version, copy_of, leaves, with_ids
+from slime.rollout.group_run import GroupRun, begun_version, copy_of, leaves, with_ids
 from slime.rollout.group_source import Source, give_back
 from slime.rollout.inflight import IN_FLIGHT, InFlight
+from slime.rollout.origin import origin_of, without_origin
 from slime.rollout.outcome import MemberGroup
 from slime.rollout.pacing import Pacing
 from slime.rollout.policy import Leftover, Policy, View
@@ -218,10 +219,9 @@ class Scheduler:
         self._flight.finished.remove(run)
         self._log.write("expired", group=run.key[0], version=run.oldest_version)
         logger.warning("group %d begins again: it has tokens of version %d", run.key[0], run.oldest_version)
-        back = [began_again(member) for member in run.members]
         run.rollouts = []
         run.settle_requeued(self.ledger)
-        give_back(self._source, [back], None)
+        give_back(self._source, [run.from_the_start()], None)
 
     def _admit(self) -> None:
         count = self._policy.admit(self._view())
@@ -247,7 +247,7 @@ class Scheduler:
             number = leaves(members[0])[0].group_index
             self._log.write("expired", group=number, version=version)
             logger.warning("group %s begins again: it has tokens of version %d", number, version)
-            members, due = [began_again(member) for member in members], self._pacing.due(self.version)
+            members, due = [origin_of(member) for member in members], self._pacing.due(self.version)
             version, begun = self.version, None
         run = GroupRun(
             fresh=[copy_of(member) for member in members],
@@ -265,7 +265,8 @@ class Scheduler:
             step=self._step,
             begun=begun is not None,
         )
-        self._flight.start(run, self._run_group(members, self._step, run.stop))
+        running = [without_origin(member) for member in members]
+        self._flight.start(run, self._run_group(running, self._step, run.stop))
 
     async def _wait_for_groups(self, batch: Collector) -> None:
         """Wait until a group finishes. Each rollout has its deadlines, so this wait has one too."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class RolloutManager:
         root = Path(self._args.save)
         before = _stamps(root)
         if self._overlaps:
-            groups = run_blocking(self._saved_with_unfinished(rollout_id))
+            groups = run_blocking(_saved_with_unfinished(self._ask_source, rollout_id))
             unfinished.save(root, rollout_id, groups)
         else:
             self._ask_source("save", rollout_id)
@@ -170,11 +170,6 @@ class RolloutManager:
         groups = unfinished.load(Path(self._args.load), rollout_id) if self._args.load else []
         for group in groups:
             self._source.add_samples([group])
-
-    async def _saved_with_unfinished(self, rollout_id: int) -> list[Any]:
-        """On the rollout loop, so that no group moves between the two; writing the groups can wait."""
-        self._ask_source("save", rollout_id)
-        return SESSION.unfinished(rollout_id)
 
     def _ask_source(self, method: str, rollout_id: int) -> None:
         """Save or load the data source's state; the caller stands, the rollout loop too."""
@@ -205,6 +200,12 @@ class RolloutManager:
         if has_logged(self._args, ROLLOUTS, rollout_id, self._args, samples, extra, seconds):
             return {name: value for name, value in extra.items() if name.startswith("rollout/accounting/")}
         return extra | rollout_metrics(self._args, samples, seconds)
+
+
+async def _saved_with_unfinished(ask_source: Callable[[str, int], None], rollout_id: int) -> list[Any]:
+    """On the rollout loop, so that no group moves between the two; writing the groups can wait."""
+    ask_source("save", rollout_id)
+    return SESSION.unfinished(rollout_id)
 
 
 def _check_versions(samples: Sequence[Sample]) -> None:

@@ -1,5 +1,7 @@
 """What a data source writes belongs to the checkpoint, whatever its files are called."""
 
+import inspect
+
 import pytest
 
 from slime.config import load_config
@@ -89,3 +91,8 @@ def test_a_manager_has_the_slots_of_all_engines_that_it_is_connected_to(tmp_path
     made.connect({"default": ("127.0.0.1", 1), "judge": ("127.0.0.1", 2)}, 3, ["judge"])
     assert slots_of(made._args) == 3 * 512
     assert frozen_urls(made._args) == {"http://127.0.0.1:2"}
+
+
+def test_no_method_is_a_coroutine_since_ray_would_run_all_of_them_on_one_event_loop():
+    methods = inspect.getmembers(RolloutManager, inspect.isfunction)
+    assert not [name for name, method in methods if inspect.iscoroutinefunction(method)]

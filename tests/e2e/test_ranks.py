@@ -21,6 +21,7 @@ def pair(world):
         actor_num_gpus_per_node=2,
         global_batch_size=8,
         save=world.folder / "pair-ckpt",
+        check_weight_update_equal=True,
         save_hf=world.folder / "pair-hf",
         save_debug_rollout_data=world.folder / "pair" / "rollouts" / "{rollout_id}.jsonl",
     )

@@ -8,16 +8,21 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+import pytest
 import torch
 
 from slime.config.sections import EngineConfig
+from slime.config.serving_sections import WeightsConfig
 from slime.serving.background import ServerHandle
 from slime.serving.embedded.engine import Engine
 from slime.serving.endpoint import EngineEndpoint
+from slime.serving.weights.factory import make_weight_sync
 from tests.serving.wire import ok
 
 PROMPT = [70, 71, 72, 73, 74, 75, 80, 81]
 CONFIG = EngineConfig(max_running_requests=4, max_total_tokens=1024, context_length=128, num_threads=1)
+SMALL = 40_000
+"""Bytes of a bucket: several of them for a tiny model."""
 
 
 class ModelSource:
@@ -147,3 +152,18 @@ def expected(model, prompt=PROMPT):
     with torch.no_grad():
         logprobs = model(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
     return [logprobs[i, token].item() for i, token in enumerate(prompt[1:])]
+
+
+def make(folder, source, transport, **options):
+    flags = {k: options.pop(k) for k in list(options) if k.startswith("update_weight_")}
+    config = WeightsConfig(update_weight_transport=transport, update_weight_buffer_size=SMALL, **flags)
+    options = {"timeout": 30.0, "one_machine": True, "engine_kind": "embedded"} | options
+    return make_weight_sync(config, source=source, hf_checkpoint=str(folder), **options)
+
+
+def check(endpoints, model, version, failed=()):
+    for _, endpoint in endpoints:
+        if endpoint.name not in failed:
+            found, named = scores(endpoint.url)
+            assert named == version
+            assert found == pytest.approx(expected(model), abs=1e-4)

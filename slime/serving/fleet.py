@@ -6,19 +6,21 @@ way; a server that dies is told once, with the end of its log. Knows nothing of 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from slime.errors import EngineError
+from slime.errors import EngineError, SlimeError
 from slime.serving.engine_specs import EngineSpec, plan_engines, start_waves, with_encoders
 from slime.serving.launch import LaunchSettings, RunningEngine, start_engine
 from slime.serving.router import RouterClient, RouterPlan, start_router
 from slime.serving.server_process import ServerProcess
 from slime.serving.topology import ServedModel, Topology
 
+logger = logging.getLogger(__name__)
 FIND_SECONDS = 120.0
 
 
@@ -113,7 +115,11 @@ class Fleet:
         client = RouterClient(url)
         for engine in self.engines:
             if engine.spec.model == model and engine.spec.worker_type != "encoder":
-                client.remove(engine.endpoint.url)
+                try:
+                    client.remove(engine.endpoint.url)
+                except SlimeError as error:
+                    logger.warning("the router %s may still list our engines: %s", url, error)
+                    return
 
     def _start_wave(self, wave: Sequence[EngineSpec]) -> None:
         encoders = [engine.endpoint for engine in self.engines if engine.spec.worker_type == "encoder"]

@@ -37,7 +37,7 @@ def test_engines_end_though_the_router_of_others_is_gone(tmp_path, caplog):
     fleet = Fleet(topology, settings, lambda model: RouterChoice())
     sleeper, url = Sleeper(), "http://127.0.0.1:9"
     endpoint = EngineEndpoint(name="default/0", url=url, kind="embedded")
-    fleet.engines.append(RunningEngine(plan_engines(topology)[0], sleeper, endpoint))
+    fleet.engines.append(RunningEngine(spec=plan_engines(topology)[0], process=sleeper, endpoint=endpoint))
     fleet.routers["default"] = url
     try:
         fleet.stop()

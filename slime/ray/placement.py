@@ -283,12 +283,12 @@ def _where() -> tuple[str, str]:
 
 
 def _gpus_by_node() -> dict[str, float]:
-    """GPUs of each living node that has any, by its address and the beginning of its id."""
+    """GPUs of each living node that has any, by its address and the beginning of its id, in this order."""
     import ray
 
     return {
         f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})": node["Resources"]["GPU"]
-        for node in ray.nodes()
+        for node in sorted(ray.nodes(), key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
         if node["Alive"] and node["Resources"].get("GPU")
     }
 

@@ -124,12 +124,21 @@ def test_a_layout_that_splits_an_engine_gives_its_gpus_back(placed):
     placed(Mode.ROLLOUT_ONLY, 0, 4, 2)
 
 
-def test_a_wait_in_vain_tells_what_is_missing_and_who_holds_it(placed, monkeypatch):
+@pytest.fixture
+def other(cluster):
+    """Somebody else who holds three GPUs."""
+    import ray
+
+    group = ray.util.placement_group([{"GPU": 1, "CPU": 1}] * 3, name="somebody-else")
+    ray.get(group.ready(), timeout=60)
+    yield group
+    ray.util.remove_placement_group(group)
+
+
+def test_a_wait_in_vain_tells_what_is_missing_and_who_holds_it(placed, other, monkeypatch):
     import ray
 
     monkeypatch.setattr(placement_module, "REPORT_SECONDS", 0.3)
-    other = ray.util.placement_group([{"GPU": 1, "CPU": 1}] * 3, name="somebody-else")
-    ray.get(other.ready(), timeout=60)
     notes = []
     with pytest.raises(DeadlineError) as caught:
         placed(Mode.SEPARATE, 1, 2, deadline=1.5, notes=notes)

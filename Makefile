@@ -63,7 +63,7 @@ sglang: $(INSTALLED)
 	$(BIN)/python -m tests.sglang.install
 
 test-slow: $(MODEL)/config.json
-	$(PYTEST) -n 2 -m slow --durations=20
+	$(PYTEST) -n 3 -m slow --durations=20
 
 test-all: tokenizers clients sglang test test-slow
 

@@ -6,6 +6,8 @@ import time
 import psutil
 import pytest
 
+from tests.e2e.kills import steps_logged
+
 pytestmark = pytest.mark.slow
 
 
@@ -68,7 +70,8 @@ def test_a_killed_rank_ends_the_run_with_its_name(world):
     process = world.start("killed", actor_num_gpus_per_node=2, num_rollout=1000)
     actors = []
     until = time.monotonic() + 120
-    while "step 1" not in world.log("killed") and time.monotonic() < until:
+    while steps_logged(world.folder / "killed" / "metrics.jsonl") < 2:
+        assert time.monotonic() < until and process.poll() is None, world.log("killed")
         time.sleep(0.2)
     for child in psutil.Process(process.pid).children(recursive=True):
         if "TrainActor" in " ".join(child.cmdline()):

@@ -183,8 +183,11 @@ def _parse(
     if rest:
         word = next((word for word in rest if word.startswith("--")), rest[0])
         if not word.startswith("--"):
+            before = argv[argv.index(word) - 1] if argv.index(word) else ""
+            takes_none = f"{before} takes no value (some have --no-...); " if before.startswith("--") else ""
             raise ConfigError(
-                f"unexpected argument {word!r}", remedy=f"`{parser.prog} --help` lists the flags"
+                f"unexpected argument {word!r}",
+                remedy=f"{takes_none}`{parser.prog} --help` lists the flags",
             )
         raise _unknown(word[2:].split("=")[0], names, "command line", refusals)
     return found

@@ -143,7 +143,15 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         ) from error
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
-        try:
-            yield orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"line {number} is no event: {error}", place=str(path)) from error
+        yield _event(line, f"{path}:{number}")
+
+
+def _event(line: bytes, place: str) -> dict[str, Any]:
+    remedy = "name the --run-dir of a run, or the events.jsonl in it"
+    try:
+        event: Any = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"is no event: {error}", place=place, remedy=remedy) from error
+    if not isinstance(event, dict) or not {"t", "event"} <= event.keys():
+        raise DataError("is no event: it has not the keys t and event", place=place, remedy=remedy)
+    return event

@@ -51,12 +51,10 @@ class BackgroundLoop:
         self.loop.call_soon_threadsafe(start)
         try:
             return outcome.result()
-        except BaseException:
-            if not outcome.done():
+        finally:
+            if not outcome.done():  # the caller is interrupted
                 self.loop.call_soon_threadsafe(self._cancel, outcome)
                 concurrent.futures.wait([outcome], timeout=CANCEL_SECONDS)
-            raise
-        finally:
             self._running.pop(outcome, None)
 
     def _cancel(self, outcome: concurrent.futures.Future[Any]) -> None:

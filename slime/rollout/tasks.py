@@ -68,12 +68,12 @@ async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
+    finally:
+        unfinished = [task for task in tasks if not task.done()]
+        for task in unfinished:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        raise
+        if unfinished:
+            await asyncio.wait(unfinished)
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

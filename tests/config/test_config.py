@@ -90,6 +90,7 @@ def test_flags_are_never_abbreviated(base):
         (["--hf-checkpoint", "nowhere"], "model folder 'nowhere' is not there"),
         (["--prompt-data", "nowhere.jsonl"], "file 'nowhere.jsonl' is not there"),
         (["stray"], "unexpected argument 'stray'"),
+        (["--offload-train", "false"], "--offload-train takes no value"),
         (["--keep-checkpoints", "2"], "--keep-checkpoints: has no effect without --save"),
         (["--load", "nowhere"], "checkpoint folder 'nowhere' is not there"),
         (["--load", "nowhere", "--save", "elsewhere"], "checkpoint folder 'nowhere' is not there"),

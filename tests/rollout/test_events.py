@@ -21,7 +21,10 @@ def test_a_torn_last_line_is_left_out_and_the_log_goes_on_behind_a_restart(tmp_p
 def test_a_broken_line_inside_is_an_error_with_its_number(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event": "log"}\nnonsense\n{"event": "log"}\n')
-    with pytest.raises(DataError, match="line 2"):
+    with pytest.raises(DataError, match=r"events.jsonl:1: is no event: it has not the keys t and event"):
+        list(read_events(path))
+    path.write_bytes(b'{"t": 1, "event": "log"}\nnonsense\n{"t": 2, "event": "log"}\n')
+    with pytest.raises(DataError, match=r"events.jsonl:2: is no event(.|\n)*name the --run-dir of a run"):
         list(read_events(path))
 
 

@@ -1,8 +1,8 @@
 """`EngineSync`: the `WeightSync` that all ways of moving weights share: pause, send, continue, verify.
 
 Invariant: an engine goes on generating only when it has the whole version and says so; every other one stays
-paused and is named in the report, or in the error that ends the update. Each wait ends by --update-timeout.
-Knows no way: that is a `Transport`.
+paused and is named in the report, or, where others own it, in the error that ends the update. Each wait ends
+by --update-timeout. Knows no way: that is a `Transport`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EngineSync:
             ModelError: the weights are not those of the engines' model.
             CapabilityError: an engine cannot do what the way or the pause needs.
             DeadlineError: the trainer's own work took too long.
-            SlimeError: what else fails in the trainer. Where engines stay paused, the error names them.
+            SlimeError: what else fails in the trainer. The error names engines of others that stay paused.
         """
         if not self._endpoints:
             return UpdateReport(metrics={})
@@ -190,17 +190,21 @@ def _gone_through(update: Update) -> Iterator[None]:
 
 @contextmanager
 def _naming_the_paused(endpoints: Sequence[EngineEndpoint]) -> Iterator[None]:
-    """Errors say what becomes of the engines, which may have some of the weights.
+    """Errors say what becomes of engines of others, which may have some of the weights.
+    Ours end with the run.
 
     Raises:
         SlimeError: as it was. RuntimeError: torch's, in the words by which a lost rank is known.
     """
-    urls = ", ".join(endpoint.url for endpoint in endpoints)
-    after = f"engines at {urls} stay paused: restart them, or load a whole checkpoint into them"
+    urls = [endpoint.url for endpoint in endpoints if endpoint.is_external]
+    if not urls:
+        yield
+        return
+    after = f"engines at {', '.join(urls)} stay paused: restart them, or load a whole checkpoint into them"
     try:
         yield
     except SlimeError as error:
-        remedy = f"{error.remedy or 'see above'}; {after}"
+        remedy = f"{error.remedy}; {after}" if error.remedy else after
         raise type(error)(error.message, place=error.place, remedy=remedy) from error
     except (RuntimeError, OSError) as error:
         raise RuntimeError(f"{error}; {after}") from error

@@ -1,6 +1,7 @@
 """Updates that fail: whom they leave out, what is found before the pause, and whom an error names."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -36,7 +37,8 @@ def test_shared_memory_that_is_too_small_is_found_before_engines_pause(folder):
 
 
 @pytest.mark.parametrize("kind", [EngineError, DeadlineError, RuntimeError])
-def test_whatever_ends_an_update_names_the_engines_that_stay_paused(folder, kind):
+@pytest.mark.parametrize("external", [True, False])
+def test_whatever_ends_an_update_names_the_engines_of_others_that_stay_paused(folder, kind, external):
     source = StrikingSource(tiny_model(seed=3))
 
     def fail():
@@ -45,10 +47,11 @@ def test_whatever_ends_an_update_names_the_engines_that_stay_paused(folder, kind
     source.strike = fail
     with engines(folder) as pool:
         sync = make(folder, source, "nccl")
-        sync.connect([endpoint for _, endpoint in pool])
-        with pytest.raises(kind, match=r"(?s)the trainer failed.*stay paused: restart them") as caught:
+        sync.connect([replace(endpoint, is_external=external) for _, endpoint in pool])
+        with pytest.raises(kind, match="the trainer failed") as caught:
             sync.update(1, "abort")
-        assert pool[0][1].url in str(caught.value)
+        named = f"engines at {pool[0][1].url} stay paused: restart them" in str(caught.value)
+        assert named == external
         sync.close()
 
 

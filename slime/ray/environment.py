@@ -20,6 +20,8 @@ _RAY_SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray's default of 15 would let any other program on a laptop starve the run.
     "RAY_worker_niceness": "0",
+    # Workers that start before they are asked for have no environment of ours, and are of no use.
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 

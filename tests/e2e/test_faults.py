@@ -55,8 +55,9 @@ FAULTS = {
     "SIGINT": Fault(None, signal.SIGINT, INTERRUPTED, "stopping: saving what is finished"),
     "SIGTERM": Fault(None, signal.SIGTERM, INTERRUPTED, "stopping: saving what is finished"),
 }
-QUICK = [("fully", "trainer is killed"), ("synchronous", "SIGTERM")]
+QUICK = [("synchronous", "SIGTERM")]
 SLOW = [
+    ("fully", "trainer is killed"),
     ("ahead", "rollout manager is killed"),
     ("fully", "engine is killed"),
     ("synchronous", "engine actor is killed"),

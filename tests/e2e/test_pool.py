@@ -69,7 +69,7 @@ def test_engines_of_others_are_used_as_found_and_left_running(world, tmp_path, t
             engine.stop()
 
 
-@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("engines", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_engine_that_is_killed_is_replaced_and_nothing_is_lost(world, engines):
     name = f"killed-{engines}"
     flags = world.flags(

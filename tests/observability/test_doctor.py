@@ -70,7 +70,7 @@ def test_a_stopped_process_is_told_from_one_that_is_gone(tmp_path):
     finally:
         process.kill()
         process.wait()
-    assert "is gone" in examine(tmp_path, seconds=1.0)
+    assert "is gone" in examine(tmp_path)
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):

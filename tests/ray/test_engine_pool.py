@@ -1,5 +1,6 @@
 """A pool of engines: who is asked, who is watched, and who is not any more."""
 
+import asyncio
 import time
 
 import pytest
@@ -11,7 +12,9 @@ from slime.serving.external import Expected, discover
 from slime.serving.launch import LaunchSettings, Stand
 from slime.serving.router_client import RouterClient
 from slime.serving.topology import single_model
+from slime.utils.engine_client import EngineClient
 from tests.ray.routing import routers, url_of
+from tests.serving.engines import scripted_server
 from tests.serving.routing import engine
 
 
@@ -36,7 +39,7 @@ def pooled(tmp_path):
 
     def make(servers, routers=None):
         serving = ServingConfig(
-            use_fault_tolerance=True, rollout_health_check_interval=0.05, rollout_health_check_timeout=0.3
+            use_fault_tolerance=True, rollout_health_check_interval=0.05, rollout_health_check_timeout=5.0
         )
         found = discover([server.url for server in servers], Expected())
         settings, notes = LaunchSettings(kind="embedded", log_dir=tmp_path), Notes()
@@ -49,9 +52,9 @@ def pooled(tmp_path):
 
 
 def test_engines_that_no_update_wakes_are_asked_whether_they_generate(pooled):
-    with engine() as one, engine() as two:
+    with engine() as one, scripted_server() as two:  # which says at once that it does not generate
         pool, told = pooled([one, two])
-        two.engine.pause("in_place")
+        asyncio.run(EngineClient(two.url).pause("in_place"))
         pool.finish_start(awaits_weights=False)
         end = time.monotonic() + 20
         while not told and time.monotonic() < end:

@@ -194,7 +194,7 @@ def ask(server_url, question, timeout=5.0):
 
 def test_a_real_engine_that_is_paused_answers_and_does_not_generate():
     with scripted_server() as server:
-        assert ask(server.url, "generates") is None
+        wait_until(lambda: ask(server.url, "generates") is None)
         asyncio.run(EngineClient(server.url).pause("in_place"))
         assert "503" in ask(server.url, "generates")
         assert ask(server.url, "answers") is None

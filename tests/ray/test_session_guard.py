@@ -21,7 +21,7 @@ with ray_session():
 
 @pytest.mark.parametrize(("how", "code"), [("killed", -signal.SIGKILL), ("ends", 0)])
 def test_nothing_of_a_session_is_left_when_its_driver(how, code):
-    with nothing_left(15.0) as left:
+    with nothing_left(60.0) as left:
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, how], env=dict(os.environ))
         left.own(driver)
         assert driver.wait(timeout=120) == code

@@ -123,9 +123,10 @@ def test_the_death_of_a_watched_actor_ends_another_wait(worker, session):
         supervisor.wait("nap", worker.sleep.remote(30), 60)
 
 
-def test_an_engine_that_fails_by_the_death_of_another_is_not_the_cause(worker, session):
+def test_an_engine_that_fails_by_the_death_of_another_is_not_the_cause(worker, session, monkeypatch):
     import ray
 
+    monkeypatch.setattr(supervision, "DEATH_SECONDS", 30.0)
     trainer = ray.remote(Worker).options(**actor_options(threads=3)).remote()
     supervisor = Supervisor(StopFlag())
     supervisor.watch("trainer", trainer.watch.remote())
@@ -157,6 +158,7 @@ def pair(session):
     import ray
 
     actors = [ray.remote(Worker).options(**actor_options(threads=3)).remote() for _ in range(2)]
+    ray.get([actor.sleep.remote(0) for actor in actors])
     yield actors
     for actor in actors:
         ray.kill(actor)
@@ -167,13 +169,15 @@ def test_the_results_of_a_group_come_in_its_order(pair):
     assert Supervisor(StopFlag()).wait_all("nap", calls, 60) == ["slept", "slept"]
 
 
-def test_of_a_group_the_process_that_failed_of_itself_is_named(pair):
+def test_of_a_group_the_process_that_failed_of_itself_is_named(pair, monkeypatch):
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 30.0)
     calls = {"rank 0": pair[0].lose_contact.remote(0), "rank 1": pair[1].fail.remote()}
     with pytest.raises(DataError, match="broken"):
         Supervisor(StopFlag()).wait_all("training", calls, 60)
 
 
-def test_of_a_group_the_process_that_died_is_named(pair):
+def test_of_a_group_the_process_that_died_is_named(pair, monkeypatch):
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 30.0)
     calls = {"rank 0": pair[0].lose_contact.remote(0), "rank 1": pair[1].die.remote()}
     with pytest.raises(ActorDiedError, match="^training, rank 1: its process died"):
         Supervisor(StopFlag()).wait_all("training", calls, 60)

@@ -144,13 +144,17 @@ async def hangs(args, sample, sampling_params):
 
 
 BLOCKED = []
+TOLD = []
+"""What ends the hook that blocks the event loop."""
 
 
 async def blocks_once(args, sample, sampling_params):
-    """Holds the event loop for five seconds, in the first rollout that gets here."""
+    """Holds the event loop until the test has been told, in the first rollout that gets here."""
     if not BLOCKED:
         BLOCKED.append(sample.rollout_id)
-        time.sleep(5)
+        end = time.monotonic() + 30
+        while not TOLD and time.monotonic() < end:
+            time.sleep(0.05)
     return write(sample)
 
 

@@ -116,7 +116,7 @@ def forget():
 
 
 async def _number_of_tasks():
-    for _ in range(100):
+    for _ in range(2000):
         if len(asyncio.all_tasks()) == 1:
             break
         await asyncio.sleep(0.01)

@@ -43,7 +43,9 @@ def test_law_6_a_batch_hook_that_hangs_ends_at_its_deadline(dest, hook):
     flag = "--" + dest.replace("_", "-")
     try:
         with scripted() as server, pytest.raises(DeadlineError, match=rf"{flag} \(\S*{hook}\) took longer"):
-            step(server, ListSource(), rollout_timeout=0.3, **{dest: HOOKS + hook})
+            good = HOOKS + "good"  # asks no engine, so that only the hook is slow
+            limits = {"rollout_timeout": 0.3, "custom_generate_function_path": good}
+            step(server, ListSource(), **limits, **{dest: HOOKS + hook})
     finally:
         agent_hooks.RELEASE.set()
         agent_hooks.RELEASE.clear()

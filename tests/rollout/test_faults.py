@@ -110,6 +110,7 @@ FAULTS = {
         engine=(*[ScriptedAnswer(error=(429, "busy"))] * 3, GOOD), reason=None, message=""
     ),
     "engine does not answer": Fault(
+        generate="default_generate",
         engine=(ScriptedAnswer(hang=True),),
         reason="generate: DeadlineError",
         message="no answer within 1 s|took longer than 1 s",
@@ -167,6 +168,8 @@ def answers(fault):
 def test_a_fault_ends_its_rollout_with_its_reason_and_the_run_goes_on(name, policy, caplog):
     fault, begun = FAULTS[name], time.time()
     limits = dict.fromkeys(("rollout_timeout", "reward_timeout"), fault.seconds or 20.0)
+    if fault.seconds:  # the others ask no engine, so that the deadline is short for the struck alone
+        limits["custom_generate_function_path"] = HOOKS + "good"
     with (
         scripted(answers(fault)) as server,
         caplog.at_level(logging.WARNING),
@@ -193,11 +196,29 @@ def test_a_fault_ends_its_rollout_with_its_reason_and_the_run_goes_on(name, poli
         assert min(told) - begun < fault.seconds + REPORT_SECONDS
 
 
+class Told(logging.Handler):
+    """Lets the hook that blocks the event loop go on once the log has it."""
+
+    def emit(self, record):
+        if "blocks_once" in record.getMessage():
+            agent_hooks.TOLD.append(record)
+
+
+@pytest.fixture
+def told():
+    for of_before in (agent_hooks.BLOCKED, agent_hooks.TOLD):
+        of_before.clear()
+    handler = Told()
+    logging.getLogger().addHandler(handler)
+    yield
+    logging.getLogger().removeHandler(handler)
+
+
+@pytest.mark.usefixtures("told")
 @pytest.mark.parametrize("policy", LONG)
 def test_a_hook_that_blocks_the_event_loop_is_told_with_its_place_while_it_blocks(policy, caplog):
     """Nobody can end it from inside, and nothing is lost by it."""
     fault = Fault(generate="blocks_once", reason=None, message="")
-    agent_hooks.BLOCKED.clear()
     with (
         scripted() as server,
         caplog.at_level(logging.WARNING),

@@ -17,6 +17,7 @@ from slime.rollout.sglang_rollout import GenerateState
 from slime.serving.scripted import ScriptedAnswer
 from slime.utils.types import Sample
 from tests.rollout.kit import ListSource, engine_args, scripted, state_for
+from tests.serving.wire import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +78,9 @@ def test_tokens_on_both_sides_of_an_update_keep_their_own_versions():
         async def changes():
             loop = asyncio.get_running_loop()
             first = loop.run_in_executor(None, generate_rollout_fully_async, args, 0, source)
-            while server.engine.stats.decode_tokens < 2 * max(server.engine.stats.running, 1):
+            while (now := server.engine.stats).running < 4 or now.decode_tokens < 2 * now.running:
                 await asyncio.sleep(0.005)
+            server.engine.pause("in_place")
             await loop.run_in_executor(None, update, server, 1)
             return await first
 
@@ -97,7 +99,7 @@ def test_closing_the_session_puts_everything_in_flight_back_and_leaves_nothing()
         output = generate_rollout_fully_async(args, 0, source)
         state = GenerateState(args)
         run_blocking(SESSION.close())
-        assert server.engine.stats.running == server.engine.stats.waiting == 0
+        wait_for(lambda: server.engine.stats.running == server.engine.stats.waiting == 0)
     gone = {sample.group_index for sample in flatten(output.samples)}
     back = {sample.group_index for sample in flatten(source.returned)}
     assert gone | back == set(range(source.given)) and not gone & back
@@ -148,7 +150,9 @@ def test_a_source_that_takes_nothing_back_is_refused_before_anything_runs():
 def test_a_loop_that_never_tells_of_new_weights_ends_with_what_it_waits_for():
     source = ListSource()
     with scripted() as server:
-        args = args_for(server, source, max_staleness=1, rollout_timeout=1.0)
+        good = "tests.rollout.agent_hooks.good"  # asks no engine, so that only the wait is long
+        limits = {"rollout_timeout": 1.0, "custom_generate_function_path": good}
+        args = args_for(server, source, max_staleness=1, **limits)
         server.engine.set_weight_version("0")
         for step in range(2):
             generate_rollout_fully_async(args, step, source)

@@ -106,7 +106,8 @@ def custom_eval_rollout_log_function_path(rollout_id, args, data, extra_metrics)
 )
 def test_a_filter(dest):
     with scripted() as server:
-        args = engine_args(server.url, rollout_timeout=SECONDS, **{dest: HANGS})
+        flags = {"custom_generate_function_path": "tests.rollout.agent_hooks.good", dest: HANGS}
+        args = engine_args(server.url, rollout_timeout=SECONDS, **flags)
         state_for(args)
         with named_while_it_hangs(flag(dest)):
             generate_rollout(args, 0, ListSource())

@@ -21,7 +21,7 @@ from tests.rollout import agent_hooks
 from tests.rollout.kit import HOOKS, ListSource, engine_args, scripted, state_for, until
 from tests.rollout.policies import steps
 
-BUDGET = 30
+BUDGET = 100
 FLAGS = {"over_sampling_batch_size": 3, "rollout_max_response_len": BUDGET}
 
 
@@ -30,7 +30,7 @@ def answer(call):
     if "p2" not in call.prompt:
         return ScriptedAnswer(token_ids=[70, 71], delay=0.3)
     slow = 0.04 if call.weight_version == "0" else 0.0
-    return ScriptedAnswer(token_ids=[72 + number % 9 for number in range(60)], token_latency=slow)
+    return ScriptedAnswer(token_ids=[72 + number % 9 for number in range(200)], token_latency=slow)
 
 
 def two_steps(policy="partial", source=None, **values):
@@ -116,7 +116,7 @@ def test_the_step_in_which_a_rollout_began_is_noted_once():
     def stays_slow(call):
         slow = 0.04 if call.weight_version in ("0", "1") else 0.0
         if "p2" in call.prompt:
-            return ScriptedAnswer(token_ids=[72] * 60, token_latency=slow)
+            return ScriptedAnswer(token_ids=[72] * 200, token_latency=slow)
         return ScriptedAnswer(token_ids=[70, 71], delay=0.2)
 
     source = ListSource(size=2)
@@ -183,7 +183,8 @@ def test_a_finished_surplus_group_is_not_generated_again(policy):
 
 def stopped(hook, reason, when=lambda engine: engine.stats.decode_tokens >= 3):
     """A rollout that was stopped for this reason at this time, as its group, and the number of its calls."""
-    policy = lambda call: ScriptedAnswer(text="abcdefgh", token_latency=0.05)  # noqa: E731
+    text = "abcdefgh" if hook.endswith("tool") else "abcdefgh" * 50
+    policy = lambda call: ScriptedAnswer(text=text, token_latency=0.05)  # noqa: E731
     with scripted(policy) as server:
         args = engine_args(server.url, custom_generate_function_path=HOOKS + hook)
         state_for(args)
@@ -191,7 +192,7 @@ def stopped(hook, reason, when=lambda engine: engine.stats.decode_tokens >= 3):
 
         async def main():
             stop = GroupStop()
-            call = Call(step=3, sampling_params={"max_new_tokens": 16})
+            call = Call(step=3, sampling_params={"max_new_tokens": 400})
             running = asyncio.create_task(runner_for(args).run_group([sample], call, stop))
             await until(lambda: when(server.engine))
             await stop.stop(reason, 10.0)

@@ -252,10 +252,15 @@ def test_remote_reward_that_nobody_serves_names_the_url(monkeypatch):
 def test_remote_rewards_share_64_connections():
     most = now = 0
 
+    full = asyncio.Event()
+
     async def slow(request, count):
         nonlocal most, now
         now += 1
         most = max(most, now)
+        if now == reward_http.CONNECTIONS:
+            full.set()
+        await full.wait()
         await asyncio.sleep(0.02)
         now -= 1
         return web.json_response(1.0)

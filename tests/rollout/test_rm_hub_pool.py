@@ -96,7 +96,7 @@ def test_hung_check_is_killed_and_others_are_unaffected(pool):
 
     others, ticks = asyncio.run(main())
     assert others == list(range(1, 21))
-    assert ticks > 5
+    assert ticks > 1
     assert len(pool.process_ids) <= 2
     assert all(alive(pid) for pid in pool.process_ids)
 

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from slime.errors import HookError, RewardError
+from slime.errors import DeadlineError, HookError, RewardError
 from slime.rollout.outcome import Failed as FailedRollout
 from slime.rollout.rewarding import INVALID_KEY, Rewarder
 from slime.rollout.rm_hub.pool import close_shared_pools
@@ -26,7 +26,7 @@ def rewarded(samples, *, together=False, evaluation=False, **args):
     work = rewarder.reward_together(samples, "group 0", evaluation) if together else None
     try:
         asyncio.run(work or rewarder.reward(samples, evaluation))
-    except (RewardError, HookError) as error:
+    except (RewardError, HookError, DeadlineError) as error:
         return error, tally.take()
     return None, tally.take()
 
@@ -83,7 +83,7 @@ def test_a_hook_that_ignores_its_deadline_and_cancellation_is_counted():
     error, counts = rewarded(
         [Sample()], custom_rm_path="tests.rollout.test_rm_hub_verdict.deaf", reward_timeout=0.1
     )
-    assert error is None or isinstance(error, RewardError | HookError)
+    assert error is None or isinstance(error, RewardError | HookError | DeadlineError)
     assert sum(counts[f"rollout/reward/{kind}"] for kind in ("valid", "invalid", "failed")) == 1.0
 
 

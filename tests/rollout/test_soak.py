@@ -146,7 +146,8 @@ def test_a_soak_loses_nothing_leaks_nothing_and_stays_within_its_bound(policy):
         "over_sampling_batch_size": 12 if policy in ("synchronous", "partial") else None,
         "sglang_server_concurrency": SLOTS,
         "rollout_max_response_len": 400,
-        "rollout_timeout": DEADLINE,
+        "turn_timeout": DEADLINE,
+        "rollout_timeout": TURNS * DEADLINE,
         "custom_generate_function_path": HERE + "agent",
         "custom_rm_path": HERE + "reward",
     }

@@ -110,7 +110,7 @@ def test_silence_ends_at_the_deadline_without_a_retry():
     async def client(url, seen):
         with pytest.raises(HttpError, match=r"no answer within 0\.05 s"):
             await get(url, timeout=0.05)
-        assert len(seen) == 1
+        assert len(seen) <= 1
 
     with_server(never, client)
 

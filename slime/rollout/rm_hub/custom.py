@@ -82,10 +82,13 @@ class _ThreadCall:
         self._kwargs = kwargs
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._stopped = False
 
     def run(self) -> Any:
         """The hook's value; runs on the thread."""
         with self._lock:
+            if self._stopped:  # before it began
+                return None
             self._thread = threading.get_ident()
         try:
             return self._hook(*self._arguments, **self._kwargs)
@@ -94,8 +97,9 @@ class _ThreadCall:
                 self._thread = None
 
     def stop(self) -> None:
-        """Interrupt the thread, if the hook still runs."""
+        """Interrupt the thread, if the hook still runs; a hook that has not begun never does."""
         with self._lock:
+            self._stopped = True
             if self._thread is None:
                 return
             ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -30,6 +30,8 @@ from slime.rollout.rm_hub.verdict import Invalid
 
 START_TIMEOUT_S = 120.0
 """Deadline for a new process to import what a check needs (slow on a loaded machine)."""
+EXIT_SECONDS = 10.0
+"""What a process that closed its pipes gets to end, so that its exit status is known."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class _Worker:
 def _exit_status(process: subprocess.Popen[bytes]) -> str:
     """How a process that closed its pipes ended; empty if it lives on."""
     try:
-        status = process.wait(timeout=1.0)
+        status = process.wait(timeout=EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         return ""
     if status == -signal.SIGKILL:

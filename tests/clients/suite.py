@@ -83,7 +83,7 @@ def act(name, play, workdir, *, adapter, prompt="Do it.", session=None, serve=No
         served = adapter(tokenizer=tokenizer, sglang_url=server.url, **(serve or {}))
         served.open_session(SID, **(session or {}))
         handle = run_app_in_thread(served.app)
-        options = {"context_tokens": 150_000, "timeout": 60} | options
+        options = {"context_tokens": 150_000, "timeout": 180} | options
         try:
             with _way_to(handle, cut) as url:
                 run = run_client(

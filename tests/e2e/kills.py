@@ -108,3 +108,11 @@ def until(life: Life, condition: Callable[[], bool]) -> None:
     """Wait for a condition, or the end of the run."""
     while not life.ended and not condition():
         time.sleep(0.01)
+
+
+def until_gone(life: Life, seconds: float = 60.0) -> None:
+    """Wait for the end of all processes of a run that has ended."""
+    end = time.monotonic() + seconds
+    while left := marked(life.mark):
+        assert time.monotonic() < end, f"left behind: {left}"
+        time.sleep(0.05)

@@ -9,7 +9,7 @@ from examples.coding_agent_rl.make_data import make
 from tests.agent.tokenizers import real_tokenizer
 from tests.clients.clients import NODE_PROGRAMS, available
 from tests.e2e.conftest import World
-from tests.e2e.kills import Life, marked, steps_logged, until
+from tests.e2e.kills import Life, marked, steps_logged, until, until_gone
 from tests.e2e.test_pool import check
 from tests.examples.test_coding_agent_rl import environment, train
 from tests.sglang.install import OLDER_PYTHON, PYTHON, is_installed
@@ -61,7 +61,7 @@ def test_an_engine_behind_the_real_router_is_killed_and_replaced_and_nothing_is_
         victim = next(process for process in marked(life.mark) if "sglang.launch_server" in process.cmdline())
         victim.kill()
         assert life.process.wait(500) == 0, life.log.read_text()
-        assert marked(life.mark) == []
+        until_gone(life)
     finally:
         life.kill()
     assert "is started again (2 times more)" in life.log.read_text()

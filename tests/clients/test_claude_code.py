@@ -249,7 +249,7 @@ def test_an_answer_that_is_cut_at_its_limit_is_gone_on_with(repo):
 
 def test_a_client_that_is_killed_leaves_its_turns(repo):
     slow = ScriptedAnswer(text="word " * 1000, token_latency=0.05)
-    done = claude(Play([PAUSE, slow]), repo, timeout=6)
+    done = claude(Play([PAUSE, slow]), repo, timeout=15)
     check(done, rc=-1, abandoned=1, untrained=(1,))
     assert any(event.startswith("abort:") for event in done.events)
 

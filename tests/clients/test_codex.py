@@ -190,7 +190,7 @@ class Watchful(OpenAIAdapter):
     def protocols(self):
         protocols = super().protocols()
         for protocol in protocols.values():
-            protocol.keepalive_seconds = 1.0
+            protocol.keepalive_seconds = 0.2
         return protocols
 
 
@@ -237,7 +237,7 @@ def limited(tokens):
 
 def test_a_client_that_is_killed_leaves_its_turns(repo):
     slow = ScriptedAnswer(text="word " * 1000, token_latency=0.05)
-    done = codex(Play([run("true"), slow]), repo, timeout=5)
+    done = codex(Play([run("true"), slow]), repo, timeout=15)
     check(done, rc=-1, abandoned=1, untrained=(1,), unheard=True)
     assert any(event.startswith("abort:") for event in done.events)
 

@@ -228,7 +228,7 @@ class Watchful(OpenAIAdapter):
     def protocols(self):
         protocols = super().protocols()
         for protocol in protocols.values():
-            protocol.keepalive_seconds = 1.0
+            protocol.keepalive_seconds = 0.2
         return protocols
 
 

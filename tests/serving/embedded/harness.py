@@ -7,18 +7,27 @@ from slime.config.sections import EngineConfig
 from slime.serving.embedded.engine import Engine
 from slime.serving.embedded.request import Request, SamplingParams
 
+DRAG = 0.1
+
 
 class Inbox:
-    """A listener that keeps the updates of one request and can be waited for."""
+    """A listener that keeps the updates of one request and can be waited for.
 
-    def __init__(self):
+    A streamed request with `hold` tokens gets further ones slowly until its result is asked for.
+    """
+
+    def __init__(self, hold=None):
         self.updates = []
+        self._hold = hold
         self._changed = threading.Condition()
+        self._is_awaited = threading.Event()
 
     def __call__(self, update):
         with self._changed:
             self.updates.append(update)
             self._changed.notify_all()
+        if self._hold is not None and update.finish_reason is None and len(update.output_ids) >= self._hold:
+            self._is_awaited.wait(DRAG)
 
     def wait_for(self, condition):
         with self._changed:
@@ -26,6 +35,7 @@ class Inbox:
             return self.updates[-1]
 
     def result(self):
+        self._is_awaited.set()
         return self.wait_for(lambda update: update.finish_reason is not None)
 
     def tokens(self, count):
@@ -61,8 +71,8 @@ def request(ids, *, greedy=True, score=None, top=0, stream=False, **params):
     )
 
 
-def send(engine, req):
-    inbox = Inbox()
+def send(engine, req, *, hold=None):
+    inbox = Inbox(hold)
     engine.submit(req, inbox)
     return inbox
 

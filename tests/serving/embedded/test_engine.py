@@ -221,7 +221,7 @@ def long_request(**options):
 
 def test_abort_returns_what_there_is(engine):
     req = long_request()
-    inbox = send(engine, req)
+    inbox = send(engine, req, hold=5)
     inbox.tokens(5)
     engine.abort("unknown")
     engine.abort(req.rid)
@@ -234,14 +234,14 @@ def test_abort_returns_what_there_is(engine):
 
 def test_abort_all_ends_waiting_requests_too(folder):
     with running(folder, max_running_requests=1) as engine:
-        inboxes = [send(engine, long_request()) for _ in range(3)]
+        inboxes = [send(engine, long_request(), hold=2) for _ in range(3)]
         inboxes[0].tokens(2)
         engine.abort_all()
         assert [inbox.result().finish_reason for inbox in inboxes] == [ABORTED] * 3
 
 
 def test_pause_abort_ends_requests_and_holds_new_ones(engine):
-    running_one = send(engine, long_request())
+    running_one = send(engine, long_request(), hold=3)
     running_one.tokens(3)
     engine.pause("abort")
     assert running_one.result().finish_reason == ABORTED
@@ -257,7 +257,7 @@ def test_pause_abort_ends_requests_and_holds_new_ones(engine):
 def test_paused_request_goes_on_as_if_never_paused(engine, mode, retractions):
     options = {"greedy": False, "sampling_seed": 4, "score": 0}
     undisturbed = send(engine, long_request(**options)).result()
-    inbox = send(engine, long_request(**options))
+    inbox = send(engine, long_request(**options), hold=20)
     inbox.tokens(20)
     engine.pause(mode)
     seen = len(inbox.updates)
@@ -294,7 +294,7 @@ def test_release_memory_holds_requests_until_resume(engine):
 
 
 def test_release_memory_is_refused_while_requests_run(engine):
-    inbox = send(engine, long_request())
+    inbox = send(engine, long_request(), hold=1)
     inbox.tokens(1)
     with pytest.raises(EngineError, match="requests hold"):
         engine.release_memory()
@@ -378,7 +378,7 @@ def test_update_that_does_not_fit_changes_nothing(engine, change, message):
 
 @pytest.mark.parametrize("mode", ["in_place", "retract", None])
 def test_update_during_a_request_makes_two_spans(own_engine, mode):
-    inbox = send(own_engine, long_request())
+    inbox = send(own_engine, long_request(), hold=10)
     inbox.tokens(10)
     if mode:
         own_engine.pause(mode)
@@ -447,7 +447,7 @@ def test_failing_admission_answers_its_request_and_loses_no_other(own_engine):
 
 def test_what_cannot_be_kept_is_dropped_and_the_worker_lives_on(own_engine):
     scheduler, long = own_engine._scheduler, long_request()
-    inbox = send(own_engine, long)
+    inbox = send(own_engine, long, hold=3)
     inbox.tokens(3)
     own_engine.pause("in_place")
     scheduler._cache = NoMemory(scheduler._cache, "read")
@@ -479,7 +479,7 @@ def test_logits_that_are_not_finite_fail_the_request(own_engine):
 def test_a_request_after_broken_weights_is_not_poisoned_by_the_slot(own_engine):
     bad = weights_of(1)
     bad["model.embed_tokens.weight"] = torch.full_like(bad["model.embed_tokens.weight"], float("nan"))
-    running_on = send(own_engine, request(PROMPT, max_new_tokens=150, stream=True))
+    running_on = send(own_engine, request(PROMPT, max_new_tokens=150, stream=True), hold=100)
     running_on.tokens(100)
     own_engine.update_weights(bad.items(), "1", alias=False, flush=True)
     assert "not finite" in running_on.result().finish_reason["message"]
@@ -502,7 +502,7 @@ def test_failing_listener_harms_nobody(engine):
 
 def test_shutdown_ends_requests_in_flight(folder):
     with running(folder) as engine:
-        inbox = send(engine, long_request())
+        inbox = send(engine, long_request(), hold=1)
         inbox.tokens(1)
     assert inbox.result().finish_reason == ABORTED
 

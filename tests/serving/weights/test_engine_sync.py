@@ -1,14 +1,12 @@
 """Weights by each way into embedded engines: what they compute then, whom an update leaves out, and why."""
 
-import threading
-import time
-
 import pytest
 from transformers import AutoModelForCausalLM
 
 from slime.errors import ModelError
 from slime.serving.weights.probe import Probe
 from slime.serving.weights.shared import SharedWeights
+from tests.serving.embedded.harness import request, send
 from tests.serving.weights.pool import (
     PROMPT,
     ModelSource,
@@ -145,24 +143,16 @@ def test_a_trainers_own_file_is_followed_without_copies(folder):
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_requests_in_flight_go_on_behind_the_update(folder, mode):
     source = ModelSource(tiny_model(seed=3))
-    answers = []
-
-    def ask(url):
-        params = {"max_new_tokens": 100, "ignore_eos": True}
-        answers.append(ok(url, "/generate", {"input_ids": [70, 71], "sampling_params": params}))
-
     with engines(folder) as pool:
         sync = make(folder, source, "nccl")
         sync.connect([endpoint for _, endpoint in pool])
         sync.update(1, "abort")
-        request = threading.Thread(target=ask, args=(pool[0][1].url,))
-        request.start()
-        while not ok(pool[0][1].url, "/v1/loads")["loads"][0]["num_running_reqs"]:
-            time.sleep(0.005)
+        inbox = send(pool[0][0]._engine, request([70, 71], max_new_tokens=100, stream=True), hold=1)
+        inbox.tokens(1)
         assert sync.update(2, mode).failed == {}
-        request.join()
-        assert answers[0]["meta_info"]["completion_tokens"] == 100
-        assert [span["version"] for span in answers[0]["meta_info"]["weight_versions"]] == ["1", "2"]
+        answer = inbox.result()
+        assert len(answer.output_ids) == 100
+        assert [span["version"] for span in answer.weight_versions] == ["1", "2"]
         sync.close()
 
 
@@ -192,6 +182,7 @@ def test_a_dead_engine_is_named_and_the_others_get_the_weights(folder, transport
         sync.connect([endpoint for _, endpoint in pool])
         sync.update(1, "abort")
         pool[1][0].kill()
+        pool[1][0].stop()  # waits until the port is closed
         source.change(1)
         report = sync.update(2, "abort")
         assert list(report.failed) == ["engine-1"]

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.serving.engines import LONG, PROMPT, embedded_server, greedy, scripted_server
+from tests.serving.engines import ENDLESS, LONG, OLD, PROMPT, embedded_server, greedy, scripted_server
 from tests.serving.wire import (
     call,
     events,
@@ -73,10 +73,10 @@ def known(meta):
     return [key for key in meta if key in META_KEYS]
 
 
-def long_request(**fields):
+def long_request(tokens=ENDLESS, **fields):
     return {
         "input_ids": PROMPT[:4],
-        "sampling_params": greedy(LONG),
+        "sampling_params": greedy(tokens),
         "return_logprob": True,
     } | fields
 
@@ -247,7 +247,7 @@ def test_abort_by_rid_gives_what_there_is(url):
     answer = future.result()
     assert answer["meta_info"]["finish_reason"] == ABORT
     count = len(answer["output_ids"])
-    assert count < LONG
+    assert count < ENDLESS
     assert len(answer["meta_info"]["output_token_logprobs"]) == count
 
 
@@ -305,8 +305,8 @@ def test_a_pause_aborts_what_runs_and_holds_what_comes(url):
 def test_a_request_goes_on_after_a_pause_with_two_version_spans(url, mode, flush_status, retractions):
     if mode == "retract" and ok(url, "/model_info")["model_type"] == "scripted":
         flush_status = 400  # the scripted engine has no memory that a retraction would free
-    ok(url, "/update_weight_version", {"new_version": "before"})
-    future = later(url, "/generate", long_request())
+    ok(url, "/update_weight_version", {"new_version": OLD})
+    future = later(url, "/generate", long_request(LONG))
     wait_for(lambda: running(url) == 1)
     ok(url, "/pause_generation", {"mode": mode})
     status, text = call(url, "/flush_cache", {})
@@ -342,7 +342,8 @@ def test_a_new_version_ends_what_runs_unless_told_not_to(url):
 
 
 def test_an_engine_that_generates_is_healthy(url):
-    assert [call(url, path)[0] for path in ("/health_generate", "/health", "/ping")] == [200] * 3
+    paths = ("/health_generate", "/health", "/ping")
+    wait_for(lambda: [call(url, path)[0] for path in paths] == [200] * 3)
 
 
 def test_a_paused_engine_generates_no_health(url):

@@ -1,11 +1,12 @@
 """Updates that fail: whom they leave out, what is found before the pause, and whom an error names."""
 
-import time
 from dataclasses import replace
 
 import pytest
 
 from slime.errors import DeadlineError, EngineError
+from slime.serving.weights import client
+from tests.serving.clock import Clock
 from tests.serving.weights.pool import (
     ModelSource,
     StrikingSource,
@@ -66,21 +67,23 @@ def test_an_engine_that_hangs_leaves_the_others_time_for_the_update(folder, at):
         sync.close()
 
 
-def test_engines_that_the_deadline_leaves_between_two_versions_are_in_the_report(folder):
-    source = StrikingSource(tiny_model(seed=3))
-    source.strike = lambda: time.sleep(3.0)
+def test_engines_that_the_deadline_leaves_between_two_versions_are_in_the_report(folder, monkeypatch):
+    source, clock = StrikingSource(tiny_model(seed=3)), Clock()
+    monkeypatch.setattr(client, "time", clock)
+    source.strike = clock.skip
     with engines(folder, 2) as pool:
-        sync = make(folder, source, "nccl", timeout=3.0)
+        sync = make(folder, source, "nccl", timeout=30.0)
         sync.connect([endpoint for _, endpoint in pool])
         report = sync.update(1, "abort")
-        assert all("within 3 s" in reason for reason in report.failed.values())
+        assert all("within 30 s" in reason for reason in report.failed.values())
         assert list(report.failed) == ["engine-0", "engine-1"]
         sync.close()
 
 
-def test_a_trainer_that_is_late_with_its_files_loses_no_engine(folder, tmp_path):
-    source = StrikingSource(tiny_model(seed=0))
-    source.strike = lambda: time.sleep(2.0)
+def test_a_trainer_that_is_late_with_its_files_loses_no_engine(folder, tmp_path, monkeypatch):
+    source, clock = StrikingSource(tiny_model(seed=0)), Clock()
+    monkeypatch.setattr(client, "time", clock)
+    source.strike = clock.skip
     files = {"update_weight_disk_dir": str(tmp_path / "published"), "update_weight_mode": "delta"}
     with engines(folder) as pool:
         before = scores(pool[0][1].url)
@@ -88,7 +91,7 @@ def test_a_trainer_that_is_late_with_its_files_loses_no_engine(folder, tmp_path)
             folder,
             source,
             "disk",
-            timeout=2.0,
+            timeout=30.0,
             update_weight_local_checkpoint_dir=str(tmp_path / "l"),
             **files,
         )

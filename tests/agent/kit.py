@@ -86,6 +86,16 @@ def served(kind, answers, *, family="qwen3", sid=SID, session=None, engine=None,
             handle.stop()
 
 
+def read_until(response, part, times=1):
+    """What comes of an answer until `part` has come so often."""
+    raw = b""
+    while raw.count(part) < times:
+        more = response.read1()
+        assert more, f"the answer ended: {raw!r}"
+        raw += more
+    return raw
+
+
 def events(raw):
     """The events of a stream, as (name, data); comments and the end mark are left out."""
     found = []

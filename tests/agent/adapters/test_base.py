@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import socket
+import threading
 import time
 import urllib.parse
 
@@ -13,7 +14,7 @@ from slime.agent.adapters import OpenAIAdapter
 from slime.errors import ConfigError
 from slime.serving.scripted import ScriptedAnswer
 from slime.utils.types import Sample
-from tests.agent.kit import SID, TOOL, events, served
+from tests.agent.kit import SID, TOOL, events, read_until, served
 
 CHAT = "/v1/chat/completions"
 
@@ -192,11 +193,12 @@ def test_a_slow_body_is_given_up(monkeypatch):
 
 
 def test_too_many_requests_at_once_are_refused():
-    slow = ScriptedAnswer(text="a", delay=0.5)
-    with served(OpenAIAdapter, lambda call: slow, max_concurrent_requests=1) as server:
+    released = threading.Event()
+    with served(OpenAIAdapter, lambda call: released.wait(30) and "a", max_concurrent_requests=1) as server:
         first = start(server, ask())
         wait_for(lambda: server.engine.calls)
         status, body = server.post(CHAT, ask("other"))
+        released.set()
         assert status == 503
         assert "too many" in body["error"]["message"]
         assert first.getresponse().status == 200
@@ -213,49 +215,57 @@ def test_an_engine_failure_has_the_protocols_shape(stream):
 
 
 def test_a_failure_in_mid_stream_is_an_error_event():
-    dying = ScriptedAnswer(text="abcdef", token_latency=0.05, die_after=3)
-    with served(OpenAIAdapter, lambda call: dying) as server:
-        status, raw, _ = server.raw(CHAT, ask(stream=True))
-        assert status == 200
-        assert "error" in events(raw)[-1][1]
+    slow = ScriptedAnswer(text="abcdef", token_latency=60)
+    with served(OpenAIAdapter, lambda call: slow) as server:
+        response = start(server, ask(stream=True)).getresponse()
+        assert response.status == 200
+        raw = read_until(response, b'"content":"a')
+        server.engine.on_death()
+        assert "error" in events(raw + response.read())[-1][1]
         assert server.finish() == []
 
 
 def test_what_a_failing_engine_sampled_is_counted_as_abandoned():
-    failing = ScriptedAnswer(text="abcdef", token_latency=0.05, error=(500, "out of memory"), error_after=3)
-    with served(OpenAIAdapter, lambda call: failing) as server:
-        _, raw, _ = server.raw(CHAT, ask(stream=True))
-        assert "out of memory" in events(raw)[-1][1]["error"]["message"]
+    slow = ScriptedAnswer(text="abcdef", token_latency=60)
+    with served(OpenAIAdapter, lambda call: slow) as server:
+        response = start(server, ask(stream=True)).getresponse()
+        raw = read_until(response, b'"content":"a')
+        server.engine.shutdown()
+        assert "shut down" in events(raw + response.read())[-1][1]["error"]["message"]
         assert server.finish() == []
-        assert server.adapter.manager.totals.tokens_abandoned == server.engine.stats.decode_tokens == 3
+        assert server.adapter.manager.totals.tokens_abandoned == server.engine.stats.decode_tokens == 1
 
 
 def test_text_leaves_while_the_engine_samples():
-    slow = ScriptedAnswer(text="abcdefgh", token_latency=0.1)
+    slow = ScriptedAnswer(text="abcdefgh" * 20, token_latency=0.1)
     with served(OpenAIAdapter, lambda call: slow) as server:
         response = start(server, ask(stream=True)).getresponse()
-        first = response.read1()
+        first = read_until(response, b'"content":"a')
         assert server.engine.stats.running == 1
+        server.engine.abort_all()
         assert b"[DONE]" not in first
         text = "".join(
             data["choices"][0]["delta"].get("content", "")
             for _, data in events(first + response.read())
             if data["choices"]
         )
-    assert text == "abcdefgh"
+        assert text == slow.text[: server.engine.stats.decode_tokens]
 
 
 def test_a_waiting_client_is_kept(monkeypatch):
     monkeypatch.setattr("slime.agent.adapters.exchange.OPEN_SECONDS", 0.05)
     monkeypatch.setattr("slime.agent.adapters.chat_wire.ChatWire.keepalive_seconds", 0.1)
-    with served(OpenAIAdapter, lambda call: ScriptedAnswer(text="a", delay=0.6)) as server:
-        _, raw, _ = server.raw(CHAT, ask(stream=True))
-    assert len(events(raw)) >= 5
+    released = threading.Event()
+    with served(OpenAIAdapter, lambda call: released.wait(30) and "a") as server:
+        response = start(server, ask(stream=True)).getresponse()
+        read_until(response, b"data: ", 5)
+        released.set()
+        assert b'"content":"a"' in response.read()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_aborts_the_engines_request(stream):
-    slow = ScriptedAnswer(text="x" * 100, token_latency=0.05)
+    slow = ScriptedAnswer(text="x" * 1000, token_latency=0.05)
     with served(OpenAIAdapter, lambda call: slow) as server:
         connection = start(server, ask(stream=stream))
         if stream:
@@ -447,7 +457,7 @@ def test_who_stops_waiting_for_the_end_of_a_session_does_not_stop_it():
 
 
 def test_what_a_cancelled_request_sampled_is_counted():
-    slow = ScriptedAnswer(text="x" * 50, token_latency=0.02)
+    slow = ScriptedAnswer(text="x" * 2000, token_latency=0.02)
     with served(OpenAIAdapter, [ScriptedAnswer(text="a"), slow]) as server:
         server.post(CHAT, ask())
         stuck = start(server, ask("other", stream=True))

@@ -30,10 +30,10 @@ REFUSALS = {400, 401, 403, 404, 413, 429}
 LAST_EVENTS = {"message_stop", "response.completed", "response.incomplete", "chat.completion.chunk"}
 
 
-def cases(seconds, first=0):
-    """Numbers and sources of randomness, one a case, until the time is over."""
+def cases(seconds, first=0, least=1):
+    """Numbers and sources of randomness, one a case, until the time is over, and `least` in any case."""
     end, number = time.monotonic() + seconds, first
-    while time.monotonic() < end:
+    while number < first + least or time.monotonic() < end:
         yield number, random.Random(f"{SEED}-{number}")
         number += 1
 
@@ -154,7 +154,7 @@ def test_any_body_gets_an_answer_or_a_refusal_in_the_protocols_shape(protocol, o
     valid, statuses = seeds()[protocol], {}
     with fuzzed(protocol, **options) as (server, records):
         client = Client(server.url)
-        for number, source in cases(SECONDS / 15):
+        for number, source in cases(SECONDS / 15, least=20):
             sid = f"s{number // CASES_PER_SESSION}"
             if number % CASES_PER_SESSION == 0:
                 server.adapter.open_session(sid, sampling_defaults={"max_new_tokens": 200})

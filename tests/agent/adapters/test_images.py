@@ -10,8 +10,9 @@ from slime.errors import ConfigError, DataError
 from slime.rollout.convert import to_train_samples
 from slime.serving.scripted import ScriptedAnswer, start_scripted_server
 from slime.utils.engine_client import EngineClient
+from tests.agent.adapters.test_base import start
 from tests.agent.drift.script import picture
-from tests.agent.kit import SID, TOOL, served
+from tests.agent.kit import SID, TOOL, read_until, served
 from tests.agent.templates import family_tokenizer
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -227,9 +228,12 @@ def test_an_image_that_is_sent_again_is_kept_once():
 
 
 def test_an_answer_that_breaks_off_keeps_the_images_of_its_prompt():
-    broken = ScriptedAnswer(text="A picture of", error=(500, "lost"), error_after=5, token_latency=0.01)
-    with vision([broken]) as server:
-        server.raw(CHAT, {"messages": [chat(A)], "stream": True})
+    slow = ScriptedAnswer(text="A picture of", token_latency=60)
+    with vision([slow]) as server:
+        response = start(server, {"messages": [chat(A)], "stream": True}).getresponse()
+        read_until(response, b'"content":"A')
+        server.engine.shutdown()
+        assert b"shut down" in response.read()
         (node,) = server.adapter.manager._trees[SID].turns
         assert not node.turn.delivered and len(node.turn.output)
         assert [one.url for one in node.turn.prompt_images()] == [A]

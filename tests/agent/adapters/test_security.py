@@ -273,7 +273,7 @@ def served_narrowly(answer):
 
 def test_a_client_that_reads_nothing_is_cut_off_and_its_request_aborted(monkeypatch):
     monkeypatch.setattr("slime.agent.adapters.http.WRITE_SECONDS", 0.3)
-    endless = ScriptedAnswer(text="x" * 4000, token_latency=0.0005)
+    endless = ScriptedAnswer(text="x" * 4000, token_latency=0.001)
     with served_narrowly(endless) as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(address_of(server))

@@ -13,6 +13,7 @@ READ = ("read", {"path": "a.py"})
 LIST = ("bash", {"command": "ls"})
 EDIT = ("edit", {"path": "a.py", "old": "caf\u00e9 = 1", "new": "x = 1"})
 LONG = "long " * 60
+ENDLESS = "long " * 2000
 FIRST = says("I read it.", READ, think="First I look.")
 DONE = says("It is done.", think="All is well.")
 

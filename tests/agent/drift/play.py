@@ -1,5 +1,7 @@
 """Plays a trace: one client a conversation, its requests, and what comes of its history."""
 
+import contextlib
+import http.client
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +15,7 @@ from tests.agent.drift.script import (
     nothing,
 )
 from tests.agent.drift.stage import leave, read, wait_for
+from tests.agent.kit import read_until
 
 RETRY = {"X-Stainless-Retry-Count": "1"}
 
@@ -47,8 +50,6 @@ class Conversation:
     def _stream(self, turn):
         self._expect(turn)
         status, raw = read(self._ask(turn))
-        if turn.status == 0:
-            return None
         assert status == turn.status, raw
         return self.client.streamed(raw) if status == 200 else None
 
@@ -60,14 +61,26 @@ class Conversation:
 
     def _cut(self, turn):
         """The client gets some tokens and leaves: it keeps an answer of what it got, or nothing."""
-        self._expect(turn)
-        connection = self._ask(turn)
-        response, raw = connection.getresponse(), b""
-        while raw.count(b"delta") < 20:
-            raw += response.read1()
+        connection, _, raw = self._begun(turn)
         leave(connection)
         wait_for(lambda: self.stage.engine.stats.running == 0)
         return None if turn.keep is nothing else self.client.heard(raw[: raw.rindex(b"\n\n") + 2])
+
+    def _died(self, turn):
+        """The engine dies when the client has some tokens, of which it keeps none."""
+        connection, response, _ = self._begun(turn)
+        self.stage.engine.on_death()
+        with contextlib.suppress(http.client.IncompleteRead):
+            response.read()
+        connection.close()
+        wait_for(lambda: self.stage.engine.stats.running == 0)
+
+    def _begun(self, turn):
+        """A request whose first tokens have come: its connection, its response and these bytes."""
+        self._expect(turn)
+        connection = self._ask(turn)
+        response = connection.getresponse()
+        return connection, response, read_until(response, b"delta", 20)
 
     def _twice(self, turn):
         self._expect(turn)
@@ -89,11 +102,13 @@ class Conversation:
         return self.client.streamed(raw)
 
     def _reweighted(self, turn):
+        """The engine pauses behind the first token (`Stage.policy`), until it has the other weights."""
         self._expect(turn)
         calls = len(self.stage.records)
         connection = self._ask(turn)
-        wait_for(lambda: len(self.stage.records) > calls and len(self.stage.records[-1].output_ids) > 4)
+        wait_for(lambda: len(self.stage.records) > calls and self.stage.records[-1].output_ids)
         self.stage.engine.set_weight_version("in the midst")
+        self.stage.engine.resume()
         status, raw = read(connection)
         assert status == 200 and len(set(self.stage.records[-1].versions)) == 2
         return self.client.streamed(raw)

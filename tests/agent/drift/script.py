@@ -105,10 +105,10 @@ class Turn:
         says: what the engine samples; None: the request does not reach the engine.
         fate: ``trained``, or the reason under which the sampled tokens are counted.
         how: ``stream``; ``whole``; ``cut``: the client leaves in the midst; ``twice``: asks again before the
-            answer is there; ``aborted``: the engine is told to abort all; ``reweighted``: it gets other
-            weights meanwhile.
+            answer is there; ``aborted``: the engine is told to abort all; ``died``: it dies in the
+            midst; ``reweighted``: it gets other weights meanwhile.
         fields: further fields of the body.
-        status: of the answer; 0: the stream tells of a failure or breaks off.
+        status: of the answer.
     """
 
     says: Said | None

@@ -111,7 +111,10 @@ class Stage:
 
     def policy(self, call):
         """The scripted engine's answer."""
-        said = self._by_rid[call.rid].turn.says
+        turn = self._by_rid[call.rid].turn
+        said = turn.says
+        if turn.how == "reweighted":
+            self.engine.is_paused = True
         text = self.style.write(said, call.prompt)
         if not said.is_split:
             return ScriptedAnswer(text=text, **said.pace)

@@ -1,6 +1,6 @@
 """Requests that fail, break off, are made twice, or meet a limit or other weights."""
 
-from tests.agent.drift.courses import CLAUDE, DONE, EDIT, LIST, LONG, QWEN, READ, chat, two_calls
+from tests.agent.drift.courses import CLAUDE, DONE, EDIT, ENDLESS, LIST, LONG, QWEN, READ, chat, two_calls
 from tests.agent.drift.script import (
     Again,
     Trace,
@@ -21,7 +21,7 @@ RUNS = {
     "a cut stream asked again": Trace(
         steps=(
             say("Go."),
-            Turn(says(LONG, slow=0.01), nothing, "abandoned", "cut"),
+            Turn(says(ENDLESS, slow=0.01), nothing, "abandoned", "cut"),
             Turn(says("y", READ), headers={"X-Stainless-Retry-Count": "1"}),
             results("r"),
             Turn(DONE),
@@ -33,8 +33,8 @@ RUNS = {
             say("Go."),
             Turn(says("", READ, think="Hm.")),
             results("r"),
-            Turn(says(LONG, slow=0.01), nothing, "abandoned", "cut"),
-            Turn(says(LONG, slow=0.01), nothing, "abandoned", "cut"),
+            Turn(says(ENDLESS, slow=0.01), nothing, "abandoned", "cut"),
+            Turn(says(ENDLESS, slow=0.01), nothing, "abandoned", "cut"),
             Turn(says("y", LIST)),
             results("r"),
             Turn(DONE),
@@ -72,7 +72,7 @@ RUNS = {
             say("Go."),
             Turn(says("", READ, think="Hm.")),
             results("r"),
-            Turn(says(LONG, slow=0.01), broken_off("[Request interrupted by user]"), "abandoned", "cut"),
+            Turn(says(ENDLESS, slow=0.01), broken_off("[Request interrupted by user]"), "abandoned", "cut"),
             say("Do it otherwise."),
             Turn(DONE),
         ),
@@ -83,23 +83,23 @@ RUNS = {
             say("Go."),
             Turn(says("", READ, think="Hm.")),
             results("r"),
-            Turn(says(LONG, slow=0.01), nothing, "abandoned", "cut"),
+            Turn(says(ENDLESS, slow=0.01), nothing, "abandoned", "cut"),
             say("Do it otherwise."),
             Turn(DONE),
         ),
     ),
     "an answer aborted at the engine, and kept": Trace(
-        steps=(say("Go."), Turn(says(LONG, slow=0.01), how="aborted"), say("Go on."), Turn(DONE)),
+        steps=(say("Go."), Turn(says(ENDLESS, slow=0.01), how="aborted"), say("Go on."), Turn(DONE)),
     ),
     "an answer aborted at the engine, and asked again": Trace(
-        steps=(say("Go."), Turn(says(LONG, slow=0.01), nothing, "abandoned", "aborted"), Turn(DONE)),
+        steps=(say("Go."), Turn(says(ENDLESS, slow=0.01), nothing, "abandoned", "aborted"), Turn(DONE)),
     ),
     "the engine dies": Trace(
         steps=(
             say("Go."),
             Turn(says("", READ, think="Hm.")),
             results("r"),
-            Turn(says(LONG, pace={"token_latency": 0.01, "die_after": 30}), nothing, "abandoned", status=0),
+            Turn(says(ENDLESS, slow=0.01), nothing, "abandoned", "died"),
         ),
     ),
     # Limits

@@ -64,13 +64,18 @@ def with_argument(argument: str) -> list[int]:
     return found
 
 
-async def until_gone(argument: str) -> bool:
-    """Whether all of them end within some seconds."""
-    for _ in range(100):
-        if not with_argument(argument):
+async def until_number(count: int, argument: str) -> bool:
+    """Whether they become so many within half a minute."""
+    for _ in range(600):
+        if len(with_argument(argument)) == count:
             return True
         await asyncio.sleep(0.05)
     return False
+
+
+async def until_gone(argument: str) -> bool:
+    """Whether all of them end within half a minute."""
+    return await until_number(0, argument)
 
 
 async def python(sb: LocalSandbox, code: str, **options: object) -> str:
@@ -264,7 +269,7 @@ async def daemons() -> None:
         assert result.timed_out
         assert await until_gone(late)
         await sb.exec(DAEMON.format(tag=left))
-        assert len(with_argument(left)) == 2
+        assert await until_number(2, left)
     assert not with_argument(left)
 
 

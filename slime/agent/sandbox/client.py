@@ -155,7 +155,7 @@ class Client:
         with contextlib.ExitStack() as undo:
             undo.callback(close_all, [read for read, _ in pipes])
             try:
-                answer, _ = await self.ask("run", given, argv=argv, cwd=cwd, env=env)
+                answer = await self._start(given, argv=argv, cwd=cwd, env=env)
             finally:
                 close_all(given)
             undo.pop_all()
@@ -170,6 +170,18 @@ class Client:
         if not text and ended and not await self.alive():
             raise self._gone()
         return self._outcome(text, ended, stdout, stderr)
+
+    async def _start(self, given: Sequence[int], **fields: object) -> Message:
+        """Ask for a program to be started; one that is cancelled meanwhile is killed when it is known."""
+        asked = asyncio.ensure_future(self.ask("run", given, **fields))
+        try:
+            answer, _ = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError, SandboxClosedError):  # it did not start, or ended with its box
+                answer, _ = await asked
+                await self.ask("kill", pid=answer["pid"])
+            raise
+        return answer
 
     @staticmethod
     def _outcome(text: str, ended: bool, stdout: str, stderr: str) -> Outcome:
@@ -223,7 +235,8 @@ async def readable(descriptor: int, seconds: float) -> bool:
 
     loop.add_reader(descriptor, notice)
     try:
-        await asyncio.wait_for(ready, seconds)
+        async with asyncio.timeout(seconds):  # Python 3.11's wait_for can lose a cancellation
+            await ready
     except TimeoutError:
         return False
     finally:

@@ -237,7 +237,8 @@ class DockerSandbox:
                 close_all([write for _, write in pipes])
         out, err = (Capture(read, max_output) for read, _ in pipes)
         try:
-            code: int | None = await asyncio.wait_for(client.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                code: int | None = await client.wait()
         except TimeoutError:
             code = None
         finally:

@@ -144,6 +144,25 @@ def test_a_cancelled_command_is_killed_and_the_box_stays_usable(backend):
     run(scenario())
 
 
+def test_a_command_that_ends_while_it_begins_leaves_nothing(backend):
+    """By a cancellation at any moment of its start, or by a time limit that is over at once."""
+
+    async def scenario():
+        async with LocalSandbox(require=backend) as sb:
+            mark = tag()
+            for moment in range(40):
+                task = asyncio.create_task(sb.exec(["sleep", mark], timeout=20))
+                await asyncio.sleep(moment * 0.00025)
+                task.cancel()
+                await asyncio.wait({task})
+                assert task.cancelled()
+            for _ in range(10):
+                assert (await sb.exec(["sleep", mark], timeout=0.0)).timed_out
+            assert await until_gone(mark)
+
+    run(scenario())
+
+
 def test_a_background_program_outlives_its_command_and_does_not_hold_it_up(backend):
     async def scenario():
         async with LocalSandbox(require=backend) as sb:

@@ -98,7 +98,7 @@ class Server:
         supervisor = message["pid"]
         kill(supervisor, signal.SIGSTOP)  # it must go on adopting until its tree is empty
         killed = kill_tree([supervisor])
-        kill(supervisor, signal.SIGCONT)
+        kill(supervisor, signal.SIGCONT if killed else signal.SIGKILL)  # it may not have forked yet
         return {"killed": killed}, []
 
     def _listen(self, message: Message, descriptors: list[int]) -> Reply:

@@ -30,7 +30,7 @@ from slime.rollout.rm_hub.verdict import Invalid
 
 START_TIMEOUT_S = 120.0
 """Deadline for a new process to import what a check needs (slow on a loaded machine)."""
-EXIT_SECONDS = 10.0
+EXIT_SECONDS = 3.0
 """What a process that closed its pipes gets to end, so that its exit status is known."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -144,18 +145,36 @@ def _checked(row: Flag, value: Any) -> Any:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse for splitting words only; its errors become ours."""
+    """argparse for splitting words only; its errors become ours.
+
+    Attributes:
+        switches: flags that take no value, and whether each has a ``--no-`` form.
+    """
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog=prog, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        self.switches: dict[str, bool] = {}
+
+    def advice(self, argv: list[str], word: str) -> str:
+        """What to do about a value behind a switch; empty where it stands elsewhere."""
+        for flag, value in itertools.pairwise(argv):
+            if value == word and flag in self.switches:
+                off = f" (--no-{flag.removeprefix('--')} turns it off)" if self.switches[flag] else ""
+                return f"{flag} takes no value, leave {word!r} out{off}; "
+        return ""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, remedy=f"`{self.prog} --help` lists the flags")
 
 
 def _parser(table: Mapping[str, Flag], prog: str) -> _Parser:
-    parser = _Parser(prog=prog, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = _Parser(prog)
     groups: dict[str, Any] = {}
     for row in table.values():
         group = groups.setdefault(row.section, parser.add_argument_group(row.section))
         group.add_argument(f"--{row.name}", dest=row.dest, help=_help(row), **_action(row))
+        if row.kind in ("switch", "tri"):
+            parser.switches[f"--{row.name}"] = row.kind == "tri"
     return parser
 
 
@@ -183,11 +202,9 @@ def _parse(
     if rest:
         word = next((word for word in rest if word.startswith("--")), rest[0])
         if not word.startswith("--"):
-            before = argv[argv.index(word) - 1] if argv.index(word) else ""
-            takes_none = f"{before} takes no value (some have --no-...); " if before.startswith("--") else ""
             raise ConfigError(
                 f"unexpected argument {word!r}",
-                remedy=f"{takes_none}`{parser.prog} --help` lists the flags",
+                remedy=f"{parser.advice(argv, word)}`{parser.prog} --help` lists the flags",
             )
         raise _unknown(word[2:].split("=")[0], names, "command line", refusals)
     return found

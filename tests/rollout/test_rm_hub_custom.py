@@ -6,6 +6,7 @@ import pytest
 
 from slime.errors import RewardError
 from slime.rollout.rm_hub import Failed, Invalid, Valid, async_rm, batched_async_rm, verdict_on
+from slime.rollout.rm_hub.custom import _ThreadCall
 from slime.utils.types import Sample
 from tests.rollout.test_hooks import HERE
 
@@ -67,6 +68,14 @@ def test_the_thread_of_a_hung_function_is_stopped():
             return
         time.sleep(0.01)
     raise AssertionError("the thread runs on")
+
+
+def test_a_function_that_is_stopped_before_its_thread_begins_is_not_called():
+    called = []
+    call = _ThreadCall(lambda: called.append(1), (), {})
+    call.stop()
+    call.run()
+    assert called == []
 
 
 def test_a_hook_may_say_that_there_was_no_answer():
